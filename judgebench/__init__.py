@@ -1,0 +1,1 @@
+"""judgebench: evaluate language models with language-model judges."""
