@@ -236,13 +236,14 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One ask of one model. `input_text` is canonical JSON of the rendered input."""
+    """One ask of one model. `input_text` is canonical JSON of the rendered input; `tag` is the asker's."""
 
     descriptor: Descriptor
     connection: Connection
     input_text: str
     subject: Subject
     sample: int = 0
+    tag: int = 0
     input_hash: str = field(init=False)
 
     def __post_init__(self) -> None:

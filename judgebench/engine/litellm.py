@@ -1,0 +1,267 @@
+"""Any provider that litellm knows. The library is imported by the first request, and only here.
+
+litellm is the transport and the translator; the flow is ours (`flow.py`), so its retries are off, and
+what it raises becomes a `Fault` at once. A setting that a provider does not take is an error:
+`drop_params` is never on. It costs about twenty times the client CPU of `openai`, which is the better
+engine for servers of that shape.
+
+litellm splits a leading `<think>` block off the text. Replies of OpenAI-shaped servers are therefore
+read from the wire, as `openai` reads them, and give the same rows, the block in place. Of the other
+providers (Anthropic, Gemini, …) the translated reply is all there is: there, a block that litellm
+split stands in `reasoning`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from judgebench.engine import Event, Response
+from judgebench.engine.faults import Fault, fault_of
+from judgebench.engine.flow import Policy, stream
+from judgebench.engine.openai import BASES, api_key, base_url, window
+from judgebench.engine.wire import check_body, is_chat, response_of, settings_body
+from judgebench.errors import ConfigError, choices
+from judgebench.request import Request
+
+# Our provider names where litellm's differ.
+PREFIXES: Mapping[str, str] = {
+    "fireworks": "fireworks_ai",
+    "google": "gemini",
+    "nvidia": "nvidia_nim",
+    "together": "together_ai",
+    "vllm": "hosted_vllm",
+}
+OPENAI_SHAPED = frozenset({"openai", "hosted_vllm", "text-completion-openai"})
+NO_KEY = "none"  # else litellm would send OPENAI_API_KEY to whatever base_url names
+
+# Set before the import: no table of prices and no tokenizer from the network, no `.env` of the working
+# directory read into the environment.
+ENVIRONMENT: Mapping[str, str] = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_OFFLINE_MODE": "true",
+    "LITELLM_MODE": "PRODUCTION",
+}
+_NO_JSON = re.compile(r"Expecting value|Unable to get json|JSONDecodeError")
+_UNREACHABLE = frozenset({"ConnectError", "ClientConnectorError", "ClientConnectorDNSError"})
+_UNREACHABLE_TEXT = re.compile(r"Cannot connect to host|Connect call failed|Name or service not known")
+
+_importing = threading.Lock()
+_runs = 0  # runs under way; the library's clients are shared, so the last one closes them
+
+
+@dataclass(frozen=True)
+class LiteLLM:
+    """An engine for the providers of litellm.
+
+    Args:
+        concurrency: calls in flight, of all models together.
+        timeout_s: for one try.
+        max_attempts: tries a request; 1 means no retry.
+        max_wait_s: the longest wait between two tries; a provider that asks for more fails the row.
+        body: extra fields of every body that change no output (`user`, `service_tier`, …).
+    """
+
+    concurrency: int = 64
+    timeout_s: float = 600.0
+    max_attempts: int = 5
+    max_wait_s: float = 60.0
+    body: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_body(self.body)
+        Policy(self.concurrency, self.max_attempts, self.max_wait_s)  # refuses what is impossible
+
+    async def run(self, requests: AsyncIterable[Request]) -> AsyncGenerator[Event, None]:
+        """Answer each request pulled with exactly one `Response` or `Failure`."""
+        global _runs
+        client = _Client(self)
+        policy = Policy(window(self.concurrency), self.max_attempts, self.max_wait_s)
+        _runs += 1
+        try:
+            async with aclosing(stream(requests, client.call, policy)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            _runs -= 1
+            if client.litellm is not None and _runs == 0:
+                await _close(client.litellm)
+
+
+def load() -> Any:
+    """Import litellm quietly: no network, no advertisement, and no garbage collection meanwhile."""
+    with _importing:
+        if "litellm" not in sys.modules:
+            for name, value in ENVIRONMENT.items():
+                os.environ.setdefault(name, value)
+            collecting = gc.isenabled()
+            gc.disable()  # 2.9 s become 2.2 s
+            try:
+                import litellm
+            finally:
+                if collecting:
+                    gc.enable()
+            gc.freeze()  # 3000 modules of it would cost a second when the interpreter exits
+            litellm.suppress_debug_info = True
+        return sys.modules["litellm"]
+
+
+async def _close(litellm: Any) -> None:
+    await litellm.close_litellm_async_clients()
+    litellm.in_memory_llm_clients_cache.flush_cache()  # it would hand out the closed ones
+
+
+class _Client:
+    """The calls of one run."""
+
+    def __init__(self, engine: LiteLLM) -> None:
+        self.engine = engine
+        self.litellm: Any = None
+        self.routes: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    async def call(self, request: Request) -> Response:
+        """Ask once."""
+        if self.litellm is None:
+            self.litellm = await asyncio.to_thread(load)
+        chat = is_chat(request)
+        of = (request.descriptor.hash, request.connection, request.sample, chat)
+        route = self.routes.get(of)
+        if route is None:
+            route = self.routes[of] = self.route(request, chat)
+        received: list[Any] = []
+        ask = self.litellm.acompletion if chat else self.litellm.atext_completion
+        start = time.perf_counter()
+        try:
+            reply = await ask(
+                **request.input,
+                **route,
+                logger_fn=lambda details: received.append(details.get("original_response")),
+            )
+        except Exception as error:
+            raise self.mended(error, request, route["api_key"]) from None
+        latency_s = time.perf_counter() - start
+        cost = None if request.connection.price else reply._hidden_params.get("response_cost") or None
+        return response_of(request, _as_sent(received) or reply.model_dump(), latency_s, cost)
+
+    def route(self, request: Request, chat: bool) -> dict[str, Any]:
+        """The arguments that the requests of one descriptor, connection and sample share."""
+        connection = request.connection
+        prefix = self.prefix(request)
+        url = None
+        if connection.base_url is not None or prefix == "openai":
+            # Always named for openai: else OPENAI_BASE_URL would redirect it behind the descriptor's back.
+            url = base_url(request) if connection.base_url is not None else BASES["openai"]
+        key = api_key(connection)
+        if key is None and connection.base_url is not None:
+            key = NO_KEY
+        if prefix == "openai" and not chat:
+            prefix = "text-completion-openai"
+        fields = {**settings_body(request), **self.engine.body}
+        spoken = self.litellm.DEFAULT_CHAT_COMPLETION_PARAM_VALUES.keys() - {"metadata"}
+        own = set(self.litellm.types.utils.all_litellm_params) - spoken
+        named = {name: value for name, value in fields.items() if name in spoken}
+        extra = {name: value for name, value in fields.items() if name not in spoken}
+        if prefix in OPENAI_SHAPED:
+            named["extra_body"] = extra
+        elif clash := sorted(own & extra.keys()):
+            raise ConfigError(f"{clash[0]!r} steers litellm itself and cannot be sent to {prefix!r}.")
+        else:
+            named.update(extra)
+        return {
+            "model": f"{prefix}/{request.descriptor.model}",
+            "api_base": url,
+            "api_key": key,
+            "timeout": self.engine.timeout_s,
+            "max_retries": 0,
+            "drop_params": False,
+            **named,
+        }
+
+    def prefix(self, request: Request) -> str:
+        """What litellm calls the provider. One that it does not know is taken by its base_url's shape."""
+        provider = request.descriptor.provider
+        prefix = PREFIXES.get(provider, provider)
+        known = {str(getattr(name, "value", name)) for name in self.litellm.provider_list}
+        if prefix in known:
+            return prefix
+        if request.connection.base_url is not None:
+            return "openai"
+        raise ConfigError(f"The model has no base_url, and its provider {choices(provider, known)}")
+
+    def mended(self, error: Exception, request: Request, key: str | None) -> Exception:
+        """What to raise in place of an exception of litellm."""
+        known = self.litellm.exceptions
+        message = str(getattr(error, "message", error))
+        if key and key != NO_KEY:
+            message = message.replace(key, "***")
+        if isinstance(error, known.UnsupportedParamsError):
+            what = message.removeprefix("litellm.UnsupportedParamsError: ").split(" To drop", 1)[0]
+            return ConfigError(f"{request.descriptor.model!r}: {what} Take the setting out of its sampling.")
+        status = getattr(error, "status_code", None)
+        if not isinstance(status, int):
+            return error
+        body = _body(message)
+        if isinstance(error, known.ContextWindowExceededError):
+            return Fault("context_overflow", message[:500])
+        if (
+            isinstance(error, known.ContentPolicyViolationError)
+            or getattr(error, "code", "") == "content_filter"
+        ):
+            return Fault("content_filter", message[:500])
+        if isinstance(error, known.Timeout):
+            return Fault("timeout", "no answer within timeout_s", retry=True)
+        if status < 300 or _NO_JSON.search(message):
+            return Fault("malformed", message[:500], retry=True)
+        if status >= 500 and _unreachable(error, message):
+            where = request.connection.base_url or request.descriptor.provider
+            return Fault("server", f"{where} cannot be reached: {message[:500]}", retry=True, down=True)
+        response = getattr(error, "response", None)
+        headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
+        return fault_of(status, body, headers, time.time())
+
+
+def _as_sent(received: list[Any]) -> dict[str, Any] | None:
+    """The reply on the wire, if it is an OpenAI-shaped chat reply."""
+    raw = received[-1] if received else None
+    if not isinstance(raw, str) or '"choices"' not in raw:
+        return None
+    try:
+        reply = json.loads(raw)
+    except ValueError:
+        return None
+    return reply if isinstance(reply, dict) and isinstance(reply.get("choices"), list) else None
+
+
+def _body(message: str) -> Any:
+    """The error body that litellm quotes in its message, or the message without litellm's names."""
+    start = message.find("{")
+    if start >= 0:
+        try:
+            return json.loads(message[start:])
+        except ValueError:
+            pass
+    return re.sub(r"^(?:litellm\.)?\w+(?:: |Exception - )(?:\w+: )?(?:\w+Exception - )?", "", message)
+
+
+def _unreachable(error: BaseException, message: str) -> bool:
+    """True when nothing listened: litellm flattens that and a broken connection into one 500."""
+    return bool(_UNREACHABLE_TEXT.search(message)) or any(
+        isinstance(link, ConnectionRefusedError) or type(link).__name__ in _UNREACHABLE
+        for link in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,259 @@
+"""Any OpenAI-compatible server, over plain aiohttp: the lean engine.
+
+What is sent is the canonical input text, byte for byte as it was hashed, with the model and its
+settings spliced in. Client CPU a call is a few per cent above aiohttp's own (`tests/bench_engine.py`),
+a twentieth of what litellm or the vendor's SDK take. This file does not know stores or protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import time
+import urllib.request
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from judgebench.engine import Event, Response
+from judgebench.engine.faults import Fault, fault_of
+from judgebench.engine.flow import Policy, stream
+from judgebench.engine.wire import check_body, is_chat, response_of, settings_body
+from judgebench.errors import ConfigError, EngineError, choices
+from judgebench.request import Connection, Request, canonical
+
+if TYPE_CHECKING:
+    import aiohttp
+    import yarl
+
+log = logging.getLogger(__name__)
+
+# Where a provider listens unless the model says otherwise.
+BASES: Mapping[str, str] = {
+    "openai": "https://api.openai.com/v1",
+    "cerebras": "https://api.cerebras.ai/v1",
+    "deepseek": "https://api.deepseek.com/v1",
+    "fireworks": "https://api.fireworks.ai/inference/v1",
+    "groq": "https://api.groq.com/openai/v1",
+    "huggingface": "https://router.huggingface.co/v1",
+    "mistral": "https://api.mistral.ai/v1",
+    "moonshot": "https://api.moonshot.ai/v1",
+    "nvidia": "https://integrate.api.nvidia.com/v1",
+    "openrouter": "https://openrouter.ai/api/v1",
+    "together": "https://api.together.xyz/v1",
+    "xai": "https://api.x.ai/v1",
+}
+_USERINFO = re.compile(r"(?<=//)[^/@]*@")
+_TOO_MANY_FILES = (23, 24)  # ENFILE, EMFILE
+
+
+@dataclass(frozen=True)
+class OpenAI:
+    """An engine for OpenAI-compatible servers.
+
+    Args:
+        concurrency: calls in flight, of all models together.
+        timeout_s: for one try, from connecting to the last byte.
+        max_attempts: tries a request; 1 means no retry.
+        max_wait_s: the longest wait between two tries; a server that asks for more fails the row.
+        body: extra fields of every body that change no output (`user`, `service_tier`, …).
+    """
+
+    concurrency: int = 64
+    timeout_s: float = 600.0
+    max_attempts: int = 5
+    max_wait_s: float = 60.0
+    body: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        check_body(self.body)
+        Policy(self.concurrency, self.max_attempts, self.max_wait_s)  # refuses what is impossible
+
+    async def run(self, requests: AsyncIterable[Request]) -> AsyncGenerator[Event, None]:
+        """Answer each request pulled with exactly one `Response` or `Failure`."""
+        client = _Client(self)
+        policy = Policy(window(self.concurrency), self.max_attempts, self.max_wait_s)
+        try:
+            async with aclosing(stream(requests, client.call, policy)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            await client.close()
+
+
+def window(concurrency: int) -> int:
+    """The calls in flight that the limit of open files allows: a socket each, and room for the rest."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return concurrency
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    room = max(soft // 2, soft - 256)
+    if soft == resource.RLIM_INFINITY or concurrency <= room:
+        return concurrency
+    log.warning(
+        "concurrency=%d needs more sockets than the limit of %d open files allows: %d calls in flight. "
+        "`ulimit -n` raises it.",
+        concurrency,
+        soft,
+        room,
+    )
+    return room
+
+
+def api_key(connection: Connection) -> str | None:
+    """The key from the variable that the model names, read now; null where it names none."""
+    name = connection.api_key_env
+    if name is None:
+        return None
+    key = os.environ.get(name, "").strip()
+    if not key:
+        raise EngineError(
+            f"The environment variable {name} is not set (api_key_env of this model). Set it: export {name}=…"
+        )
+    return key
+
+
+def base_url(request: Request) -> str:
+    """The URL that routes hang on, without a slash at the end; a pasted full route is cut to it."""
+    url = request.connection.base_url
+    if url is None:
+        provider = request.descriptor.provider
+        if provider not in BASES:
+            raise ConfigError(f"The model has no base_url, and its provider {choices(provider, BASES)}")
+        return BASES[provider]
+    url = re.sub(r"(?:/chat)?/completions$", "", url.strip().rstrip("/")).rstrip("/")
+    if not re.match(r"https?://[^/]", url, re.IGNORECASE):
+        raise ConfigError(f"base_url={request.connection.base_url!r} is no URL like http://HOST:PORT/v1.")
+    return url
+
+
+@dataclass(frozen=True, slots=True, repr=False)  # no repr: it holds the key
+class _Route:
+    """What the requests of one descriptor, connection and sample share."""
+
+    url: yarl.URL
+    headers: Mapping[str, str]
+    tail: str  # of the body, after the input
+    proxy: str | None
+    key: str | None
+
+
+class _Client:
+    """The sockets of one run. The session is opened by the first call."""
+
+    def __init__(self, engine: OpenAI) -> None:
+        self.engine = engine
+        self.session: aiohttp.ClientSession | None = None
+        self.routes: dict[tuple[str, Connection, int, bool], _Route] = {}
+
+    async def call(self, request: Request) -> Response:
+        """Ask once."""
+        chat = is_chat(request)
+        of = (request.descriptor.hash, request.connection, request.sample, chat)
+        route = self.routes.get(of)
+        if route is None:
+            route = self.routes[of] = self.route(request, chat)
+        session = self.session or self.open()
+        body = (request.input_text[:-1] + route.tail).encode()
+        start = time.perf_counter()
+        try:
+            async with session.post(
+                route.url, data=body, headers=route.headers, proxy=route.proxy, allow_redirects=False
+            ) as reply:
+                raw = await reply.read()
+        except Exception as error:
+            raise _breakdown(error, route) from None
+        latency_s = time.perf_counter() - start
+        try:
+            value = json.loads(raw)
+        except ValueError:
+            value = None
+        if reply.status != 200 or type(value) is not dict or value.get("error"):
+            raise _refusal(reply, raw, value, route)
+        return response_of(request, value, latency_s)
+
+    def route(self, request: Request, chat: bool) -> _Route:
+        import yarl
+        from multidict import CIMultiDict, CIMultiDictProxy
+
+        base = base_url(request)
+        key = api_key(request.connection)
+        if key is not None and _USERINFO.search(base):
+            raise ConfigError("base_url holds a user name beside api_key_env: give one of the two.")
+        headers = CIMultiDict({"Content-Type": "application/json", "Accept": "application/json"})
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        fields = {**self.engine.body, **settings_body(request), "model": request.descriptor.model}
+        url = yarl.URL(f"{base}/chat/completions" if chat else f"{base}/completions")
+        return _Route(url, CIMultiDictProxy(headers), "," + canonical(fields)[1:], _proxy(url), key)
+
+    def open(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        self.session = aiohttp.ClientSession(
+            # The workers bound the connections already; a second bound would eat into the time-out.
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=self.engine.timeout_s),
+        )
+        return self.session
+
+    async def close(self) -> None:
+        if self.session is not None:
+            await self.session.close()
+
+
+def _proxy(url: yarl.URL) -> str | None:
+    """The proxy that the environment names. Asked once a route: aiohttp would ask once a call."""
+    host = url.host or ""
+    if host == "localhost" or host.startswith("127.") or urllib.request.proxy_bypass(host):
+        return None
+    return urllib.request.getproxies().get(url.scheme)
+
+
+def _refusal(reply: aiohttp.ClientResponse, raw: bytes, value: Any, route: _Route) -> Fault:
+    """The fault of an error status, of an error within a 200, or of a reply that is no JSON object."""
+    status = reply.status
+    shown = _USERINFO.sub("", str(route.url))
+    if 300 <= status < 400:
+        return Fault("not_found", f"{shown} answers {status}: moved to {reply.headers.get('Location')!r}")
+    if status < 300:
+        error = value.get("error") if type(value) is dict else None
+        if not error:
+            text = _hidden(raw[:200].decode(errors="replace"), route)
+            return Fault("malformed", f"{status}, but no JSON object: {text!r}", retry=True)
+        code = error.get("code") if type(error) is dict else None
+        status = code if type(code) is int and code >= 400 else 500
+    body = raw.decode(errors="replace") if value is None else value
+    fault = fault_of(status, body, reply.headers, time.time())
+    fault.detail = _hidden(fault.detail, route) + (f" ({shown})" if status == 404 else "")
+    return fault
+
+
+def _breakdown(error: Exception, route: _Route) -> Exception:
+    """What to raise for a call that never came to a whole reply."""
+    import aiohttp
+
+    shown = _USERINFO.sub("", str(route.url.origin()))
+    what = _hidden(_USERINFO.sub("", str(error)) or type(error).__name__, route)
+    if isinstance(error, asyncio.TimeoutError):  # aiohttp's are of this kind too
+        return Fault("timeout", f"{shown} did not answer within timeout_s", retry=True)
+    if isinstance(error, aiohttp.InvalidURL):
+        return ConfigError(f"base_url leads to no address: {what}")
+    if isinstance(error, OSError) and error.errno in _TOO_MANY_FILES:
+        return Fault("server", "too many open files: lower concurrency or raise `ulimit -n`", retry=True)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return Fault("server", f"{shown} cannot be reached: {what}", retry=True, down=True)
+    if isinstance(error, aiohttp.ClientError | OSError):
+        return Fault("server", f"{shown} broke off: {what}", retry=True)
+    return error
+
+
+def _hidden(text: str, route: _Route) -> str:
+    """The text without the key, should a server or a library have put it there."""
+    return text.replace(route.key, "***") if route.key else text

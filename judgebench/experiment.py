@@ -1,0 +1,234 @@
+"""An experiment: one job from its conf to its files.
+
+    job -> requests (answers.py, judgements.py) -> fill (stage.py) -> verdicts -> battles -> tables
+
+`Experiment` is what a root config says; `prepare` turns it into requests without asking anybody, so
+that `plan` can count what `run` would ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from judgebench.answers import Answers
+from judgebench.benchmark import Benchmark, Loaded, Truth
+from judgebench.engine import Engine
+from judgebench.errors import ConfigError
+from judgebench.judgements import Judgements, Match
+from judgebench.model import Model
+from judgebench.protocol import Protocol
+from judgebench.recordings import Recordings
+from judgebench.request import Request
+from judgebench.stage import Mode, Outcome, Tally, check_mode, fill
+from judgebench.store import RoleRoot, default_root
+from judgebench.store.layout import ROLES
+
+
+@dataclass
+class Experiment:
+    """A composed root config. Constructing it reads nothing; see `conf/run.yaml` for each setting."""
+
+    benchmark: Benchmark
+    candidate: Model
+    baseline: Model
+    protocol: Protocol
+    judge: Model | None = None
+    judges: Mapping[str, Model] | None = None
+    engine: Engine | Recordings | None = None
+    ranking: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    shard: str | None = None
+    check_judge: bool = True
+    seed: Mapping[str, Any] = field(default_factory=dict)
+    store: Mapping[str, Any] = field(default_factory=dict)
+    data_dir: str | None = None
+    output_dir: str | None = None
+    experiment: Any = None
+
+    @property
+    def data(self) -> Path | None:
+        """The data folder, if one is named."""
+        return Path(self.data_dir).expanduser() if self.data_dir else None
+
+    @property
+    def store_root(self) -> Path:
+        """Where answers are kept."""
+        named = self.store.get("root")
+        return Path(str(named)).expanduser().absolute() if named else default_root()
+
+    def mode(self, role: str) -> Mode:
+        """The store mode of a role: its own, else the common one."""
+        own = (self.store.get(role) or {}).get("mode")
+        return check_mode(str(own or self.store.get("mode") or "use"))
+
+    def prepare(self) -> Prepared:
+        """Read the benchmark and say who is compared with whom. Asks nobody.
+
+        Raises:
+            ConfigError, DataError: anything that would make the run impossible.
+        """
+        loaded = self.benchmark.load(self.data, limit=self.limit, shard=self.shard)
+        candidate = Answers(self._seeded(self.candidate), loaded, "candidate")
+        baseline: Answers | None = None
+        if self.protocol.mode == "pairwise":
+            baseline = Answers(self._seeded(self._baseline(loaded)), loaded, "baseline")
+            if baseline.label == candidate.label:
+                if baseline.descriptor != candidate.descriptor:
+                    raise ConfigError(
+                        f"Candidate and baseline are both called {candidate.label!r} and are not the same "
+                        "model: give one of them a label."
+                    )
+                baseline = candidate
+        sides = {side.label: side for side in (baseline, candidate) if side is not None}
+        matches = [Match(candidate, baseline)]
+        truths = loaded.truths() if self.check_judge else []
+        matches += [match for match in self._checks(loaded, truths, sides) if match != matches[0]]
+        judges = {name: self._seeded(model) for name, model in self._judges().items()}
+        order = int(self.seed.get("order") or 0)
+        judgements = Judgements(self.protocol, judges, matches, order, self.data)
+        return Prepared(self, loaded, list(sides.values()), matches, judgements, truths)
+
+    def _judges(self) -> Mapping[str, Model]:
+        judges = self.judges or ({"judge": self.judge} if self.judge else {})
+        if not judges:
+            raise ConfigError("No judge: name one with judge=CONF.")
+        return judges
+
+    def _baseline(self, loaded: Loaded) -> Model:
+        model = self.baseline
+        if model.provider == "shipped" and model.name is None:
+            native = loaded.benchmark.baseline
+            if native is None:
+                known = loaded.shipped_models()
+                raise ConfigError(
+                    f"{loaded.benchmark.name} has no baseline of its own: name one with baseline.name=… "
+                    f"(it ships {', '.join(known[:10]) or 'none'}) or baseline=CONF."
+                )
+            model = replace(model, name=native)
+        return model
+
+    def _seeded(self, model: Model) -> Model:
+        seed = self.seed.get("sampling")
+        if seed is None or "seed" in model.sampling or model.provider == "shipped":
+            return model
+        return replace(model, sampling={**model.sampling, "seed": seed})
+
+    def _checks(self, loaded: Loaded, truths: Sequence[Truth], sides: dict[str, Answers]) -> Iterator[Match]:
+        """The pairs with a known better answer, judged beside the job to see what the judge is worth."""
+        pairs = sorted({(truth.better, truth.worse) for truth in truths})
+        for label in sorted({name for pair in pairs for name in pair}):
+            if label not in sides:
+                sides[label] = Answers(Model("shipped", label), loaded, "check")
+            elif sides[label].shipped is None:
+                return  # the name is taken by a live model: its answers are not the known ones
+        if self.protocol.mode == "pairwise":
+            yield from (Match(sides[better], sides[worse]) for better, worse in pairs)
+        else:
+            yield from (Match(sides[name], None) for name in sorted({n for pair in pairs for n in pair}))
+
+
+@dataclass
+class Prepared:
+    """A job, ready to be asked, counted or written. `matches[0]` is the job's own."""
+
+    experiment: Experiment
+    loaded: Loaded
+    sides: list[Answers]
+    matches: list[Match]
+    judgements: Judgements
+    truths: list[Truth]
+    _replay: Engine | None = field(default=None, init=False)
+
+    @property
+    def turns(self) -> range:
+        """The turns to fill, one after the other."""
+        return range(1, max(side.turns for side in self.sides) + 1)
+
+    def completion_requests(self, turn: int) -> Iterator[Request]:
+        """One turn's requests of all sides."""
+        return chain.from_iterable(side.requests(turn) for side in self.sides)
+
+    def take_completions(self, outcomes: Sequence[Outcome]) -> None:
+        """Hand outcomes to the sides that asked."""
+        by_label: dict[str, list[Outcome]] = {}
+        for outcome in outcomes:
+            by_label.setdefault(outcome.request.subject.model_a, []).append(outcome)
+        for side in self.sides:
+            side.take(by_label.get(side.label, []))
+
+    def engine_of(self, request: Request) -> Engine:
+        """The engine of a request. Called for misses only, so a run of hits needs no engine at all."""
+        override = self.experiment.engine
+        for side in self.sides:
+            if side.descriptor == request.descriptor:
+                if side.shipped is not None:
+                    return side.shipped
+                return self._live(side.model, override)
+        seat = next(s for s in self.judgements.seats if s.descriptor == request.descriptor)
+        return self._live(seat.model, override)
+
+    def _live(self, model: Model, override: Engine | Recordings | None) -> Engine:
+        if isinstance(override, Recordings):
+            if self._replay is None:
+                # A second planning of the same judgements: rendering twice leaves the first untouched.
+                again = self.judgements.again()
+                self._replay = override.bound(again.requests, self.experiment.data)
+            return self._replay
+        return model.require_engine(override)
+
+
+Watch: TypeAlias = Callable[[str, Tally], AbstractContextManager[None]]
+"""Shows a stage's tally while it runs; see `judgebench.progress`."""
+
+
+@dataclass
+class Filled:
+    """What the paid stages of a job came to."""
+
+    run_id: str
+    completions: Tally
+    judgements: Tally
+    unwritten_subjects: int = 0
+
+
+async def fill_all(prepared: Prepared, stop: asyncio.Event, watch: Watch) -> Filled:
+    """Both paid stages of a job: completions turn by turn, then judgements."""
+    experiment = prepared.experiment
+    filled = Filled(secrets.token_hex(8), Tally(), Tally())
+    with ExitStack() as stack:
+        roots = {}
+        for role in ROLES:
+            throw_away = experiment.mode(role) == "off"
+            root = RoleRoot(experiment.store_root, role, filled.run_id, throw_away=throw_away)
+            roots[role] = root
+            stack.callback(root.close)
+        with watch("completions", filled.completions):
+            for turn in prepared.turns:
+                await fill(
+                    prepared.completion_requests(turn),
+                    store=roots["completions"],
+                    engine_of=prepared.engine_of,
+                    mode=experiment.mode("completions"),
+                    deliver=prepared.take_completions,
+                    tally=filled.completions,
+                    stop=stop,
+                )
+        with watch("judgements", filled.judgements):
+            await fill(
+                prepared.judgements.requests(),
+                store=roots["judgements"],
+                engine_of=prepared.engine_of,
+                mode=experiment.mode("judgements"),
+                deliver=prepared.judgements.take,
+                tally=filled.judgements,
+                stop=stop,
+            )
+        filled.unwritten_subjects = sum(root.unwritten_subjects for root in roots.values())
+    return filled

@@ -1,0 +1,101 @@
+"""A model as a conf names it: who answers, with which settings, and how it is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from judgebench.engine import Engine
+from judgebench.errors import ConfigError
+from judgebench.request import Connection, Descriptor, coerce_settings, endpoint_of
+from judgebench.weights import weights_identity
+
+FORMS = ("chat", "text", "decision")
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """Who answers. Mounted as `candidate`, `baseline` and `judge`.
+
+    Args:
+        provider: ours, not a library's prefix: `openai`, `anthropic`, `vllm`, `llamacpp`, …
+        name: what is sent.
+        label: what tables show; default the name.
+        form: `chat`, or `text` for a base model (protocols have a rendering for each).
+        base_url: where an OpenAI-compatible server listens; part of the identity.
+        endpoint_id: your name of the deployment; host and port then drop out of the identity.
+        api_key_env: the environment variable that holds the key.
+        weights: of a local model: `package:NAME`, a path, or `hf://owner/repo@revision/file`.
+        chat_template: when set, replaces the model's own.
+        template: Jinja text that renders a conversation for a `text` model.
+        sampling: the settings that change what comes out (temperature, max_tokens, stop, …).
+        samples: how many answers to each request.
+        shipped: take the answers that the benchmark ships for this name, at no call.
+        price: USD per million tokens, `{input, output}`, where the provider does not tell.
+        engine: how it is reached, unless the run names another engine for all.
+    """
+
+    provider: str
+    name: str | None = None
+    label: str | None = None
+    form: str = "chat"
+    base_url: str | None = None
+    endpoint_id: str | None = None
+    api_key_env: str | None = None
+    weights: str | None = None
+    chat_template: str | None = None
+    template: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    samples: int = 1
+    shipped: bool = True
+    price: Mapping[str, float] | None = None
+    engine: Engine | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("name", "label"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(
+                    f"{name}={value!r} arrived as a number or truth value: quote it, \"{name}='{value}'\"."
+                )
+        if self.form not in FORMS:
+            raise ConfigError(f"form={self.form!r} is not known. Choices: {', '.join(FORMS)}.")
+        if int(self.samples) < 1:
+            raise ConfigError(f"samples={self.samples!r}: at least one is needed.")
+
+    @property
+    def shown(self) -> str:
+        """The label for tables."""
+        return self.label or self.name or self.provider
+
+    def descriptor(self, settings: Mapping[str, Any] | None = None) -> Descriptor:
+        """The identity of an answer under `settings`, which a protocol merges over the sampling.
+
+        A null among `settings` takes the model's own setting away.
+        """
+        return Descriptor(
+            provider=self.provider,
+            model=self.name or "",
+            settings=coerce_settings({**self.sampling, **(settings or {})}),
+            endpoint=endpoint_of(self.base_url, self.endpoint_id),
+            weights=None if self.weights is None else weights_identity(self.weights),
+            chat_template=self.chat_template,
+        )
+
+    @property
+    def connection(self) -> Connection:
+        """How it is reached; nothing of it is hashed."""
+        price = None
+        if self.price is not None:
+            price = (float(self.price["input"]), float(self.price["output"]))
+        return Connection(self.base_url, self.api_key_env, self.weights, price)
+
+    def require_engine(self, override: Engine | None) -> Engine:
+        """The engine of this model, `override` first; `ConfigError` where there is none."""
+        engine = override or self.engine
+        if engine is None:
+            raise ConfigError(
+                f"{self.shown!r} has no engine: name one for the run, for example engine=openai."
+            )
+        return engine

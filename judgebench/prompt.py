@@ -1,0 +1,146 @@
+"""Templates: from the fields of an item to the rendered input of a model.
+
+Two languages. Ours are Jinja, sandboxed and strict: a field that the template names and nobody
+gives is an error, and so is an answer that the template does not show. Official templates have
+`{field}` marks and are substituted in a single pass, so that braces in data are only data. In both,
+data are never rendered again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from judgebench.errors import ConfigError
+from judgebench.request import clean, digest, messages_input, prompt_input
+
+_CHATML = re.compile(r"<\|im_start\|>(system|user|assistant)\n(.*?)<\|im_end\|>", re.DOTALL)
+_MARK = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
+    from jinja2 import StrictUndefined
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(
+        undefined=StrictUndefined,
+        autoescape=False,
+        keep_trailing_newline=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@dataclass(frozen=True)
+class Text:
+    """One piece of template text in one of the two languages."""
+
+    source: str
+    official: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict)  # official mark -> our field
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The names of our fields that this text shows."""
+        if self.official:
+            return frozenset(self.fields.get(name, name) for name in _MARK.findall(self.source))
+        from jinja2 import TemplateSyntaxError, meta
+
+        try:
+            return frozenset(meta.find_undeclared_variables(_environment().parse(self.source)))
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"The template does not parse: {error.message} (line {error.lineno})."
+            ) from None
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The text with the values in place."""
+        if self.official:
+            return _MARK.sub(lambda mark: self._official(mark, values), self.source)
+        return str(_compiled(self.source).render(values))
+
+    def _official(self, mark: re.Match[str], values: Mapping[str, Any]) -> str:
+        name = mark.group(1)
+        if self.fields and name not in self.fields:
+            return mark.group(0)  # a brace of the prompt's own
+        return str(values[self.fields.get(name, name)])
+
+
+@lru_cache(maxsize=256)
+def _compiled(source: str) -> Any:
+    return _environment().from_string(source)
+
+
+@dataclass(frozen=True)
+class Template:
+    """A whole prompt: messages for a chat model, or one text for a base model.
+
+    `messages`: (role, text) pairs; `text`: instead of messages. Exactly one of the two.
+    """
+
+    messages: tuple[tuple[str, Text], ...] = ()
+    text: Text | None = None
+
+    @property
+    def uses(self) -> frozenset[str]:
+        """The fields that the prompt shows."""
+        parts = [text for _, text in self.messages] + ([self.text] if self.text else [])
+        return frozenset().union(*(part.uses for part in parts))
+
+    @property
+    def hash(self) -> str:
+        """16 hex digits over the template's own text."""
+        parts = [(role, text.source) for role, text in self.messages]
+        return digest(repr((parts, self.text.source if self.text else None)))[:16]
+
+    def check(self, known: frozenset[str], needed: Sequence[frozenset[str]], name: str) -> None:
+        """Refuse fields nobody gives, and a prompt that shows none of a `needed` group."""
+        unknown = self.uses - known
+        if unknown:
+            raise ConfigError(
+                f"The template of {name!r} names {', '.join(sorted(unknown))}, which nobody gives. "
+                f"Fields: {', '.join(sorted(known))}."
+            )
+        for group in needed:
+            if not self.uses & group:
+                raise ConfigError(f"The template of {name!r} shows none of {', '.join(sorted(group))}.")
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """Canonical input text, ready to be hashed and sent."""
+        if self.text is not None:
+            return prompt_input(self.text.render(values))
+        rendered = ((role, text.render(values)) for role, text in self.messages)
+        return messages_input(
+            [{"role": role, "content": text} for role, text in rendered if text or role != "system"]
+        )
+
+
+def chat_template(messages: Sequence[Mapping[str, str]]) -> Template:
+    """A chat template from `[{role, content}, …]` with Jinja contents."""
+    return Template(messages=tuple((str(m["role"]), Text(str(m["content"]))) for m in messages))
+
+
+def text_template(source: str) -> Template:
+    """A template for base models."""
+    return Template(text=Text(source))
+
+
+def official_template(source: str, fields: Mapping[str, str], markup: str | None) -> Template:
+    """A published prompt: `{field}` marks, and ChatML marks between system and user if `markup` says so."""
+    if markup is None:
+        return Template(messages=(("user", Text(source, True, fields)),))
+    if markup != "chatml":
+        raise ConfigError(f"markup={markup!r} is not known. Choices: chatml, or null.")
+    parts = _CHATML.findall(source)
+    if not parts:
+        raise ConfigError("The official prompt holds no ChatML marks.")
+    return Template(messages=tuple((role, Text(content.strip(), True, fields)) for role, content in parts))
+
+
+def conversation(turns: Sequence[str], answers: Sequence[str]) -> list[dict[str, str]]:
+    """Turns and answers in pairs, as templates see them: `[{user, assistant}, …]`."""
+    return [{"user": clean(u), "assistant": clean(a)} for u, a in zip(turns, answers, strict=False)]

@@ -1,0 +1,296 @@
+"""One `fill` for both paid stages: requests in, each answered from the store or by an engine, once.
+
+The feed renders and looks up in chunks on a worker thread; hits are delivered as they are found,
+misses flow to their engine, which pulls them as it likes. Requests that share a key share one call.
+An answer counts when it is committed, never before. Memory is bounded by the chunk, the engine's
+window and the writer's backlog, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple, TypeAlias
+
+from judgebench.engine import Attempt, Engine, Event, Failure, Response
+from judgebench.errors import ConfigError, EngineError, Interrupted
+from judgebench.request import Key, Request
+from judgebench.store import Answer, RoleRoot
+
+CHUNK = 256
+BACKLOG = 4096  # requests between the feed and the last commit
+
+Mode = Literal["use", "only", "off"]
+MODES = ("use", "only", "off")
+
+
+class Outcome(NamedTuple):
+    """What became of one request."""
+
+    request: Request
+    result: Answer | Failure
+
+
+Deliver: TypeAlias = Callable[[list[Outcome]], None]
+
+
+@dataclass
+class Tally:
+    """Counts of one fill. `calls` were answered by an engine, `shared` rode on another's call."""
+
+    asked: int = 0
+    hits: int = 0
+    calls: int = 0
+    shared: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    retries: Counter[str] = field(default_factory=Counter)
+    waiting: str = ""  # why nothing seems to move
+    cost_usd: float = 0.0
+    unpriced: int = 0
+    served_usd: float = 0.0  # what the hits had cost when they were bought
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def done(self) -> int:
+        """Requests with an outcome."""
+        return self.hits + self.calls + self.shared + sum(self.failures.values())
+
+    def hit(self, answer: Answer) -> None:
+        """Count an answer that was stored before."""
+        self.hits += 1
+        self.served_usd += answer.cost_usd or 0.0
+
+    def paid(self, answer: Answer) -> None:
+        """Count an answer that this fill asked for."""
+        self.calls += 1
+        if answer.origin == "paid":
+            self.input_tokens += answer.input_tokens or 0
+            self.output_tokens += answer.output_tokens or 0
+            self._spend(answer.cost_usd)
+
+    def failed(self, failure: Failure) -> None:
+        """Count a request without a usable answer; what it cost is spent all the same."""
+        self.failures[failure.reason] += 1
+        self.cost_usd += failure.cost_usd or 0.0
+
+    def retried(self, attempt: Attempt) -> None:
+        """Count a try that is made again."""
+        self.retries[attempt.reason] += 1
+        self.cost_usd += attempt.cost_usd or 0.0
+        self.waiting = f"{attempt.reason}, next try in {attempt.wait_s:.0f} s" if attempt.wait_s >= 1 else ""
+
+    def _spend(self, cost_usd: float | None) -> None:
+        if cost_usd is None:
+            self.unpriced += 1
+        else:
+            self.cost_usd += cost_usd
+
+
+async def fill(
+    requests: Iterable[Request],
+    *,
+    store: RoleRoot,
+    engine_of: Callable[[Request], Engine],
+    mode: Mode = "use",
+    deliver: Deliver,
+    tally: Tally | None = None,
+    stop: asyncio.Event | None = None,
+) -> Tally:
+    """Answer every request from the store or by its engine, and keep what was answered.
+
+    Args:
+        requests: made lazily, on a worker thread; several may share a key.
+        store: where answers are looked up and kept.
+        engine_of: the engine of a request; called for misses only.
+        mode: `use`; `only` (a miss is the failure `not_cached`); `off` needs a throw-away store.
+        deliver: gets each request's outcome exactly once, on the event loop, in any order.
+        tally: counted up while the fill runs, for a progress line.
+        stop: when set, no new request is sent; those in flight are kept.
+
+    Raises:
+        EngineError: a model that cannot be used; what was answered before is stored.
+        StoreError: the store could not keep an answer.
+        Interrupted: `stop` was set before all requests were answered.
+    """
+    filling = _Fill(store, engine_of, mode, deliver, tally or Tally(), stop or asyncio.Event())
+    try:
+        async with asyncio.TaskGroup() as group:
+            filling.group = group
+            await filling.feed(iter(requests))
+    except BaseExceptionGroup as several:
+        raise _first(several) from None
+    finally:
+        await asyncio.to_thread(store.flush)
+        filling.drain()
+    if filling.stopped:
+        raise Interrupted(f"Stopped after {filling.tally.done} of at least {filling.tally.asked} requests.")
+    if filling.waiting:
+        raise EngineError(f"An engine ended and left {len(filling.waiting)} requests without an answer.")
+    return filling.tally
+
+
+def _first(several: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = several
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _Fill:
+    """The state of one fill. Everything here runs on the event loop but `_take`."""
+
+    def __init__(
+        self,
+        store: RoleRoot,
+        engine_of: Callable[[Request], Engine],
+        mode: Mode,
+        deliver: Deliver,
+        tally: Tally,
+        stop: asyncio.Event,
+    ) -> None:
+        self.store, self.engine_of, self.mode = store, engine_of, mode
+        self.deliver, self.tally, self.stop = deliver, tally, stop
+        self.group: asyncio.TaskGroup
+        self.stopped = False
+        self.waiting: dict[Key, list[Request]] = {}  # asked or about to be asked, by key
+        self.lanes: dict[Engine, asyncio.Queue[Request | None]] = {}
+        self.loop = asyncio.get_running_loop()
+        self.room = asyncio.Semaphore(BACKLOG)
+        self.committed: list[tuple[Key, Answer | None]] = []
+        self.handover = threading.Lock()  # between the writer's thread and the loop
+
+    async def feed(self, requests: Iterator[Request]) -> None:
+        """Look chunks up, deliver the hits, hand the misses to their engines."""
+        while not self.stop.is_set():
+            chunk, answers = await asyncio.to_thread(self._take, requests)
+            if not chunk:
+                break
+            self.tally.asked += len(chunk)
+            hits = [
+                Outcome(request, answer)
+                for request, answer in zip(chunk, answers, strict=True)
+                if answer is not None
+            ]
+            for _, answer in hits:
+                self.tally.hit(answer)  # type: ignore[arg-type]
+            if hits:
+                self.deliver(hits)
+            if len(hits) < len(chunk):
+                await self._ask(r for r, answer in zip(chunk, answers, strict=True) if answer is None)
+        else:
+            self.stopped = True
+        for lane in self.lanes.values():
+            await lane.put(None)
+
+    def _take(self, requests: Iterator[Request]) -> tuple[list[Request], list[Answer | None]]:
+        chunk = list(islice(requests, CHUNK))
+        return chunk, self.store.lookup(chunk) if chunk else []
+
+    async def _ask(self, misses: Iterable[Request]) -> None:
+        for request in misses:
+            if self.mode == "only":
+                self._fail(Failure(request, "not_cached", "The store was asked only."), [request])
+                continue
+            key = request.key
+            if key in self.waiting:
+                self.waiting[key].append(request)
+                continue
+            if not self.room.locked():
+                await self.room.acquire()  # does not wait
+            elif not await self._unless_stopped(self.room.acquire()):
+                return
+            self.waiting[key] = [request]
+            await self._lane(request).put(request)
+
+    def _lane(self, request: Request) -> asyncio.Queue[Request | None]:
+        engine = self.engine_of(request)
+        lane = self.lanes.get(engine)
+        if lane is None:
+            lane = self.lanes[engine] = asyncio.Queue()  # bounded by `room`
+            self.group.create_task(self._drive(engine, lane))
+        return lane
+
+    async def _drive(self, engine: Engine, lane: asyncio.Queue[Request | None]) -> None:
+        events: AsyncGenerator[Event, None] = engine.run(self._source(lane))
+        try:
+            async for event in events:
+                if isinstance(event, Response):
+                    self.store.put(event, self.waiting[event.request.key], self._on_commit(event.request.key))
+                elif isinstance(event, Failure):
+                    self.store.note(event)
+                    self.room.release()
+                    self._fail(event, self.waiting.pop(event.request.key))
+                elif isinstance(event, Attempt):
+                    self.tally.retried(event)
+                    if event.output is not None or event.cost_usd is not None:
+                        self.store.note(event)
+        finally:
+            await events.aclose()
+
+    async def _source(self, lane: asyncio.Queue[Request | None]) -> AsyncIterator[Request]:
+        while not self.stop.is_set():
+            if lane.empty():
+                pulled = asyncio.ensure_future(lane.get())
+                if not await self._unless_stopped(pulled):
+                    break
+                request = pulled.result()
+            else:
+                request = lane.get_nowait()
+            if request is None:
+                return
+            yield request
+        self.stopped = True
+
+    async def _unless_stopped(self, waited: Awaitable[object]) -> bool:
+        """Wait for something, or for the stop; whether it came to be. Only waits that block pay."""
+        wanted, halted = asyncio.ensure_future(waited), asyncio.ensure_future(self.stop.wait())
+        try:
+            await asyncio.wait((wanted, halted), return_when=asyncio.FIRST_COMPLETED)
+            return wanted.done()
+        finally:
+            wanted.cancel()
+            halted.cancel()
+
+    def _on_commit(self, key: Key) -> Callable[[Answer | None], None]:
+        def done(answer: Answer | None) -> None:  # on the writer's thread, once a row
+            with self.handover:
+                first = not self.committed
+                self.committed.append((key, answer))
+            if first:
+                self.loop.call_soon_threadsafe(self.drain)
+
+        return done
+
+    def drain(self) -> None:
+        """Deliver what was committed since the last time."""
+        with self.handover:
+            batch, self.committed = self.committed, []
+        outcomes: list[Outcome] = []
+        for key, answer in batch:
+            requests = self.waiting.pop(key)
+            self.room.release()
+            if answer is None:
+                continue  # the flush at the end raises the writer's error
+            self.tally.waiting = ""
+            self.tally.paid(answer)
+            self.tally.shared += len(requests) - 1
+            outcomes += [Outcome(request, answer) for request in requests]
+        if outcomes:
+            self.deliver(outcomes)
+
+    def _fail(self, failure: Failure, requests: list[Request]) -> None:
+        for request in requests:
+            self.tally.failed(failure if request is failure.request else Failure(request, failure.reason))
+        self.deliver([Outcome(request, failure) for request in requests])
+
+
+def check_mode(mode: str) -> Mode:
+    """A store mode by name; `ConfigError` for any other."""
+    if mode not in MODES:
+        raise ConfigError(f"store.mode={mode!r} is not known. Choices: {', '.join(MODES)}.")
+    return mode  # type: ignore[return-value]

@@ -1,0 +1,67 @@
+"""Where a descriptor's database lies: `{root}/{role}/{provider}/{model}/{descriptor_hash}/`.
+
+Path parts are readable and never collide: an id that is already a safe file name everywhere stands
+for itself, any other becomes a readable prefix, `~` and a hash of the id. `~` is not a safe
+character, so the two kinds cannot meet. `metadata.json` in the folder holds the true ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from judgebench.request import Descriptor, digest
+
+ROLES = ("completions", "judgements")
+
+_SAFE = re.compile(r"[a-z0-9][a-z0-9._-]{0,58}[a-z0-9]|[a-z0-9]")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?")
+
+
+def part(name: str) -> str:
+    """A file name for any text, unique also where case is folded.
+
+    >>> part("gpt-4.1"), part("CON")
+    ('gpt-4.1', 'CON~a3dbc4b6')
+    """
+    if _SAFE.fullmatch(name) and not _RESERVED.fullmatch(name):
+        return name
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:50]
+    return f"{readable}~{digest(name)[:8]}"
+
+
+def folder(root: Path, role: str, descriptor: Descriptor) -> Path:
+    """The folder of one descriptor's answers."""
+    return root / role / part(descriptor.provider) / part(descriptor.model) / descriptor.hash
+
+
+def database(root: Path, role: str, descriptor: Descriptor) -> Path:
+    """The database of one descriptor's answers."""
+    return folder(root, role, descriptor) / f"{role}.db"
+
+
+def databases(root: Path, role: str) -> list[Path]:
+    """Every database of a role, sorted."""
+    return sorted((root / role).glob(f"*/*/*/{role}.db"))
+
+
+def write_metadata(place: Path, descriptor: Descriptor) -> None:
+    """Write `metadata.json` by temp and rename, once."""
+    target = place / "metadata.json"
+    if target.exists():
+        return
+    content = {"descriptor_hash": descriptor.hash, "descriptor": json.loads(descriptor.text)}
+    handle, temporary = tempfile.mkstemp(dir=place, prefix=".metadata-")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(content, file, ensure_ascii=False, indent=2, sort_keys=True)
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, target)
+
+
+def read_metadata(place: Path) -> Descriptor:
+    """The descriptor of a folder."""
+    content = json.loads((place / "metadata.json").read_text(encoding="utf-8"))
+    return Descriptor(**content["descriptor"])

@@ -1,0 +1,241 @@
+"""A role root: the store of one stage, content-addressed, read in chunks and written as it arrives.
+
+    {store.root}/{role}/{provider}/{model}/{descriptor_hash}/metadata.json + {role}.db
+
+Reading is by key and columnar; writing goes through one thread (`store.writer`). The store knows
+requests, not what they are for: templates, readers and tables are elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from judgebench.engine import Attempt, Failure, Response
+from judgebench.errors import StoreError
+from judgebench.request import Descriptor, Key, Request, clean
+from judgebench.store import layout, schema
+from judgebench.store.writer import Write, Writer
+
+IN_CHUNK = 500  # host parameters of one IN (…): 134,000 to 172,000 rows a second here, see docs/store.md
+CREATED_BY = "judgebench 0.1.0"
+
+
+class Answer(NamedTuple):
+    """A stored answer, as the stages need it. `hit`: it was there before this run asked."""
+
+    output: str
+    reasoning: str | None
+    finish_reason: str | None
+    top_logprobs: str | None
+    origin: str
+    served_model: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    cost_usd: float | None
+    created_at: str
+    hit: bool
+
+
+_READ = tuple(name for name in Answer._fields if name != "hit")
+_AT = tuple(schema.ANSWER_COLUMNS.index(name) for name in _READ)
+_LOOKUP = f"SELECT input_hash, sample, {', '.join(_READ)} FROM responses WHERE input_hash IN (%s)"
+_KNOWN = "SELECT subject_key FROM subjects WHERE subject_key IN (%s)"
+
+
+def default_root() -> Path:
+    """`$JUDGEBENCH_STORE`, else the user's data folder."""
+    named = os.environ.get("JUDGEBENCH_STORE")
+    if named:
+        return Path(named).expanduser()
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("judgebench", appauthor=False)) / "store"
+
+
+def now() -> str:
+    """The present instant, UTC, to the millisecond, as the store writes it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class RoleRoot:
+    """The answers of one role below a store root. Methods may be called from any thread.
+
+    Args:
+        root: the store root.
+        role: `completions` or `judgements`.
+        run_id: noted on every row that this run adds.
+        throw_away: keep everything in a temporary folder that goes with `close` (mode `off`).
+    """
+
+    def __init__(self, root: Path, role: str, run_id: str, *, throw_away: bool = False) -> None:
+        self.role, self.run_id = role, run_id
+        self._temporary = tempfile.mkdtemp(prefix="judgebench-") if throw_away else None
+        self.root = Path(self._temporary or root)
+        self._writer = Writer(self.root, role)
+        self._readers: dict[str, sqlite3.Connection] = {}
+        self._reading = threading.Lock()
+        self._read_only_warned = False
+        self.unwritten_subjects = 0
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def lookup(self, requests: Sequence[Request]) -> list[Answer | None]:
+        """The stored answer of each request, in their order; null for a miss.
+
+        Subjects of stored answers that the store does not know yet are added, without a call.
+        """
+        found: list[Answer | None] = [None] * len(requests)
+        by_descriptor: dict[str, list[int]] = {}
+        for position, request in enumerate(requests):
+            by_descriptor.setdefault(request.descriptor.hash, []).append(position)
+        with self._reading:
+            for positions in by_descriptor.values():
+                self._lookup_one([requests[p] for p in positions], positions, found)
+        return found
+
+    def _lookup_one(self, requests: list[Request], positions: list[int], found: list[Answer | None]) -> None:
+        descriptor = requests[0].descriptor
+        db = self._reader(descriptor)
+        if db is None:
+            return
+        stored = self._rows(db, {request.input_hash for request in requests})
+        hits: list[Request] = []
+        for request, position in zip(requests, positions, strict=True):
+            answer = stored.get((request.input_hash, request.sample))
+            if answer is not None:
+                found[position] = answer
+                hits.append(request)
+        if hits:
+            self._add_subjects(db, descriptor, hits)
+
+    def _rows(self, db: sqlite3.Connection, hashes: Iterable[str]) -> dict[tuple[str, int], Answer]:
+        rows: dict[tuple[str, int], Answer] = {}
+        for sql, chunk in _in_chunks(_LOOKUP, sorted(hashes)):
+            for row in db.execute(sql, chunk):
+                rows[row[0], row[1]] = Answer._make((*row[2:], True))
+        return rows
+
+    def _add_subjects(self, db: sqlite3.Connection, descriptor: Descriptor, hits: list[Request]) -> None:
+        keys = {request.subject.key(request.input_hash, request.sample): request for request in hits}
+        known: set[str] = set()
+        for sql, chunk in _in_chunks(_KNOWN, sorted(keys)):
+            known.update(row[0] for row in db.execute(sql, chunk))
+        rows = [self._subject_row(request, key) for key, request in keys.items() if key not in known]
+        if not rows:
+            return
+        if os.access(layout.folder(self.root, self.role, descriptor), os.W_OK):
+            self._writer.put(Write(descriptor, None, rows, (), None))
+        else:
+            self.unwritten_subjects += len(rows)
+
+    def _reader(self, descriptor: Descriptor) -> sqlite3.Connection | None:
+        db = self._readers.get(descriptor.hash)
+        if db is None:
+            db = schema.open_reader(layout.database(self.root, self.role, descriptor))
+            if db is not None:
+                self._readers[descriptor.hash] = db
+        return db
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def put(
+        self, response: Response, requests: Sequence[Request], done: Callable[[Answer | None], None]
+    ) -> None:
+        """Store an answer for all requests that share its key.
+
+        `done` is called after the commit, from the writer's thread, with what the store now holds
+        (another process may have been faster), or with null where the commit failed.
+        """
+        request, usage = response.request, response.usage
+        row = (
+            request.input_hash,
+            request.sample,
+            request.input_text,
+            clean(response.output),
+            None if response.reasoning is None else clean(response.reasoning),
+            response.finish_reason,
+            None if response.top_logprobs is None else clean(response.top_logprobs),
+            response.origin,
+            response.served_model,
+            response.fingerprint,
+            response.backend_version,
+            usage.input,
+            usage.cached,
+            usage.output,
+            usage.reasoning,
+            response.cost_usd,
+            response.latency_s,
+            now(),
+            CREATED_BY,
+            self.run_id,
+        )
+
+        def committed(stored: tuple[Any, ...] | None) -> None:
+            done(None if stored is None else Answer._make((*(stored[i] for i in _AT), stored is not row)))
+
+        subjects = [self._subject_row(r, r.subject.key(r.input_hash, r.sample)) for r in requests]
+        self._writer.put(Write(request.descriptor, row, subjects, (), committed))
+
+    def note(self, event: Attempt | Failure) -> None:
+        """Keep a failed try: its reason, raw text and cost."""
+        request = event.request
+        failed = event if isinstance(event, Failure) else None
+        row = (
+            request.input_hash,
+            request.sample,
+            *request.subject,
+            None if failed else getattr(event, "number", None),
+            event.reason,
+            clean(event.detail),
+            None if event.output is None else clean(event.output),
+            failed.finish_reason if failed else None,
+            failed.usage.input if failed else None,
+            failed.usage.output if failed else None,
+            event.cost_usd,
+            now(),
+            self.run_id,
+        )
+        self._writer.put(Write(request.descriptor, None, (), [row], None))
+
+    def flush(self) -> None:
+        """Return when everything handed over is on disk; raises `StoreError` if it cannot be."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush and free everything; a throw-away root is removed."""
+        try:
+            self._writer.close()
+        finally:
+            with self._reading:
+                for db in self._readers.values():
+                    db.close()
+                self._readers.clear()
+            if self._temporary is not None:
+                shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _subject_row(self, request: Request, key: str) -> tuple[Any, ...]:
+        return (key, request.input_hash, request.sample, *request.subject, self.run_id)
+
+
+def _in_chunks(sql: str, values: list[str]) -> Iterable[tuple[str, list[str]]]:
+    for start in range(0, len(values), IN_CHUNK):
+        chunk = values[start : start + IN_CHUNK]
+        yield sql % ",".join("?" * len(chunk)), chunk
+
+
+def check_ids(*names: str | None) -> None:
+    """Ids go into columns that people search: NUL is refused there (payloads may hold it)."""
+    for name in names:
+        if name is not None and "\0" in name:
+            raise StoreError(f"{name!r} holds a NUL character: ids may not.")
+
+
+__all__ = ["Answer", "Key", "RoleRoot", "check_ids", "default_root", "now"]
