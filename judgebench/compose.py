@@ -6,6 +6,7 @@ global state is left as it was, so that a notebook may have a session of its own
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,6 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
 from hydra.utils import get_class, instantiate
@@ -162,9 +162,6 @@ def output_mode(cfg: DictConfig) -> str:
 def output_dir(cfg: DictConfig) -> Path | None:
     """The folder that was asked for."""
     given = cfg.get("output_dir")
-    for word in task_words(cfg.hydra):  # a swept value is null in the sweep's own configuration
-        if grammar.parse(word).key == "output_dir" and OverridesParser.create().parse_override(word).is_sweep_override():
-            raise ConfigError(f"{word} cannot be swept: the jobs of a sweep go to output_dir/0, output_dir/1 …")
     if given is None:
         return None
     if not str(given).strip():
@@ -179,7 +176,18 @@ def build(cfg: DictConfig, verb: str) -> tuple[Any, dict[str, Any]]:
     _check_roles(cfg, verb)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
-    return instantiate(cfg, _convert_="all"), grammar.scrub(config)
+    return instantiate(_literal(_literal(config)), _convert_="all"), grammar.scrub(config)
+
+
+def _literal(value: Any) -> Any:
+    r"""Settings in which each `${` is escaped once. `instantiate` resolves twice, so that a resolved text which
+    holds `${x}` (a prompt, an answer's template) would be looked up as a setting after all.
+    """
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value) if isinstance(value, str) else value
 
 
 def params(cfg: DictConfig) -> dict[str, str]:

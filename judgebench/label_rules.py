@@ -20,8 +20,8 @@ from judgebench.errors import ConfigError
 from judgebench.reply import BLANK, Units, cleaned, is_refusal
 
 _NOUNS = (
-    "assistant answer response output model candidate reply completion text solution summary translation story"
-    " essay system assistent assistente asistente antwort respuesta resposta réponse risposta ответ ассистент"
+    "assistant answer response output model candidate reply completion text solution summary translation"
+    " story essay system assistent assistente asistente antwort respuesta resposta réponse risposta ответ ассистент"
     " 助手 回答 答案 模型 アシスタント 어시스턴트"
 ).split()
 _TIES = (
@@ -38,8 +38,8 @@ _SUPPOSED = re.compile(
     r"|\b(?:graders?|judges?|people|readers?|reviewers?|evaluators?|others?|one|someone|some|many|they|users?)"
     r" (?:would|could|might|may) (?:\w+ ){0,3}"
     r"|\bif (?!I (?:must|had to|have to|need to))(?:\w+ ){0,12}"
-    r"|\b(?:says?|said|saying|writes?|wrote|claims?|contains?|includes?|prints?|ends with|closes with|injects?"
-    r"|instructs?|demands?|quotes?|tells (?:\w+ )?to \w+)(?: the (?:\w+ )?| a | an | )?[:(]?\s*)$",
+    r"|\b(?:says?|said|saying|writes?|wrote|claims?|contains?|includes?|prints?|ends with|closes with"
+    r"|injects?|instructs?|demands?|quotes?|tells (?:\w+ )?to \w+)(?: the (?:\w+ )?| a | an | )?[:(]?\s*)$",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
@@ -51,26 +51,27 @@ _CONDITION_AFTER = re.compile(
     r"\s*(?:if|when|means?|stands for|for an? (?:tie|draw)|would|could)\b", re.IGNORECASE
 )
 _RETRACTION = re.compile(
-    r"\bI(?:'ve| have)? changed? my mind|\bI (?:must |have to |need to |should )?(?:revise|correct myself|correct my"
-    r"|withdraw|retract|take that back)|\bon second thoughts?\b",
+    r"\bI(?:'ve| have)? changed? my mind|\bI (?:must |have to |need to |should )?(?:revise|correct myself"
+    r"|correct my|withdraw|retract|take that back)|\bon second thoughts?\b",
     re.IGNORECASE,
 )
 
 _LEAD = (
-    r"(?:(?:so|therefore|thus|hence|overall|finally|in (?:conclusion|summary|short|sum|the end|my opinion)|on balance"
-    r"|all in all|to sum up|for these reasons|all things considered|因此|所以|综上所述|综上|总之|总体而言|总的来说"
-    r"|したがって|よって)\b\s*[,，:：、]?\s*)"
+    r"(?:(?:so|therefore|thus|hence|overall|finally|in (?:conclusion|summary|short|sum|the end|my opinion)"
+    r"|on balance|all in all|to sum up|for these reasons|all things considered|因此|所以|综上所述|综上|总之"
+    r"|总体而言|总的来说|したがって|よって)\b\s*[,，:：、]?\s*"
+    r"(?:(?:based on|given|considering|in light of)(?:(?!\b(?:alone|only|solely|purely)\b)[^,;.]){1,150},\s*)?)"
 )
-_OF_WHAT = r"(?:\s+(?:of (?:this|the) \w+|overall|here))?"
 _CUE_NOUN = (
-    rf"(?:verdict|decision|winner|judge?ment|grade|preference|vote|(?:better|best|stronger) (?:{_NOUN}|one)|overall"
-    r"|veredicto|decisión|ganador|urteil|entscheidung|gewinner|verdetto|vincitore|vencedor|gagnant|vainqueur|вердикт"
-    r"|победитель|最终判决|最终裁决|最终结论|最终评判|判决|裁决|判断|判定|评判结果|胜者|获胜者|結論|勝者|판정|승자)"
-    r"(?:\s+(?:final|finale|définitif))?"
+    rf"(?:verdict|decision|winner|judge?ment|grade|preference|vote|(?:better|best|stronger) (?:{_NOUN}|one)"
+    r"|overall|veredicto|decisión|ganador|urteil|entscheidung|gewinner|verdetto|vincitore|vencedor|gagnant"
+    r"|vainqueur|вердикт|победитель|最终判决|最终裁决|最终结论|最终评判|判决|裁决|判断|判定|评判结果|胜者|获胜者"
+    r"|結論|勝者|판정|승자)(?:\s+(?:final|finale|définitif))?"
 )
 _CUE = re.compile(
-    rf"[\s#=>•(-]*(?:\d+[.)]\s*)?{_LEAD}?(?:(?:the|my|our|le|el|il|das|mein)\s+)*(?:(?:final|overall|clear|mi)\s+)*"
-    rf"(?:{_CUE_NOUN}{_OF_WHAT}|\[RESULT\])\s*"
+    rf"[\s#=>•(-]*(?:\d+[.)]\s*)?{_LEAD}?(?:(?:the|my|our|le|el|il|das|mein)\s+)*"
+    rf"(?:(?:final|overall|clear|mi)\s+)*"
+    rf"(?:{_CUE_NOUN}(?:\s+(?:of (?:this|the) \w+|overall|here))?|\[RESULT\])\s*"
     r"(?:(?:(?:is|ist|est|es|goes to)\b(?:\s+that\b)?|=>|->|[:：=—是为-])\s*[:：]?\s*|(?=$|[(\[{]))",
     re.IGNORECASE,
 )
@@ -96,17 +97,19 @@ _BECAUSE = r"(?:because|since|due to|as (?:it|they)|mainly|overall|weil|porque|c
 _ENDS = rf"(?=\s*[.!]?\s*$|\s*[,;:]?\s*(?:{_BECAUSE})|\s*[。！]|\s+[—-]\s)"
 _I_FIND = r"(?:I (?:believe|think|find|conclude|feel|judge|would say|'d say)(?: that)?\s+|我认为)?"
 _TIE_WORD = re.compile(
-    r"(?:an?\s+|it(?:'s| is) an?\s+)?(?:overall\s+|clear\s+)?(?:tied?|draw|平局|平手|引き分け|empate|égalité|unentschieden)"
-    r"(?=\s*$|\s*[.,;:!)。，（(-])",
+    r"(?:an?\s+|it(?:'s| is) an?\s+)?(?:overall\s+|clear\s+)?"
+    r"(?:tied?|draw|平局|平手|引き分け|empate|égalité|unentschieden)(?=\s*$|\s*[.,;:!)。，（(-])",
     re.IGNORECASE,
 )
 _TIE_PROSE = re.compile(
     rf"(?P<lead>{_LEAD})?{_I_FIND}(?:"
     r"(?:so )?(?:it|this)(?:'s| is)(?: therefore| clearly)? a (?:tie|draw)"
     r"|I(?:'d| would| will)? (?:call|declare) (?:it|this) a (?:tie|draw)"
-    rf"|neither(?: of (?:them|the (?:two|{_NOUN})))?(?: {_NOUN})? is (?:clearly |significantly )?better(?: than the other)?"
+    rf"|neither(?: of (?:them|the (?:two|{_NOUN})))?(?: {_NOUN})? is (?:clearly |significantly )?better"
+    r"(?: than the other)?"
     rf"|(?:both|the two)(?: {_NOUN})? are (?:equally good|equal|tied|of equal quality|equal in quality)"
-    rf"|there is no (?:clear )?winner){_ENDS}|^(?:两者|两位助手|两个回答)[^，。]{{0,8}}(?:平局|不相上下)[。]?$",
+    rf"|there is no (?:clear )?winner){_ENDS}"
+    r"|^(?:两者|两位助手|两个回答)[^，。]{0,8}(?:平局|不相上下)[。]?$",
     re.IGNORECASE,
 )
 
@@ -168,14 +171,15 @@ class LabelRules:
             for pattern in (
                 rf"(?P<lead>{_LEAD})?{_I_FIND}{_subject(side)}\s*(?:{_BETTER}|wins\b|{_BETTER_CJK})"
                 rf"(?:\s+overall)?(?:\s+{than})?{_ENDS}",
-                rf"(?P<lead>{_LEAD})?I(?:'d| would| will| must| have to)?\s+(?:prefer|choose|pick|select|favou?r"
-                rf"|go with|vote for)\s+{_subject(side)}(?:\s+as the (?:better|best|winner)\b.*|\s+over\b.*)?{_ENDS}",
+                rf"(?P<lead>{_LEAD})?I(?:'d| would| will| must| have to)?\s+(?:prefer|choose|pick|select"
+                rf"|favou?r|go with|vote for)\s+{_subject(side)}"
+                rf"(?:\s+as the (?:better|best|winner)\b.*|\s+over\b.*)?{_ENDS}",
             )
         ]
         self._elliptic = re.compile(rf"{_subject(side)}\s+is\s*[.!]?$", re.IGNORECASE)
 
     def find(self, text: str, cut: bool) -> Found:
-        """The label that `text`, a reply without its reasoning, settles on; `cut`: it hit its length limit."""
+        """The label that `text`, a reply without its reasoning, settles on; `cut`: it hit its cap."""
         parts = cleaned(text, "label")
         if not parts:
             return Found(None, "empty")

@@ -55,6 +55,8 @@ class Model:
     def __post_init__(self) -> None:
         for name in ("name", "label"):
             value = getattr(self, name)
+            if isinstance(value, str) and "\0" in value:
+                raise ConfigError(f"{name}={value!r} holds a NUL character: ids may not.")
             if value is not None and not isinstance(value, str):
                 raise ConfigError(
                     f"{name}={value!r} arrived as a number or truth value: quote it, \"{name}='{value}'\"."

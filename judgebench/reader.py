@@ -90,18 +90,6 @@ class Reader(ABC):
         )
 
 
-# A reply that ends in a bracketed label can be read from its last line alone, if nothing in the text is
-# quotation, code, markup or JSON, and no word in the line could take the label back. Everything else
-# goes through the rules. Most replies of instructed judges are of this kind: 10 us a reply instead of 50.
-_UNUSUAL = re.compile(r"[\"`\\<>|{&~]|THINK\]")
-_PLAIN = re.compile(r"[A-Za-z0-9 *#:,.()=-]{0,200}")
-_DOUBT = re.compile(
-    r"\b(?:have|would|could|might|may|if|not|never|longer|neither|nor|of|than|unlike|sa(?:y|ys|id|ying)|writes?|wrote"
-    r"|claims?|contains?|includes?|prints?|with|injects?|instructs?|demands?|quotes?|to)\b",
-    re.IGNORECASE,
-)
-
-
 @dataclass(frozen=True, slots=True)
 class LastLabel(Reader):
     """The last label that the judge states in words; it was asked for `[[LABEL]]`.
@@ -131,25 +119,13 @@ class LastLabel(Reader):
         """Read one reply by its words; `top_logprobs` is not looked at."""
         if not isinstance(output, str):
             return Reading(reason="empty")
-        if reading := self._plain(output):
+        if reading := self._readings.get(_plain_end(output)):
             return reading
         split = split_reasoning(output)
         if split.reason:
             return Reading(reason=split.reason)
         found = self._rules.find(split.answer, finish_reason == "length")
         return Reading(reason=found.reason) if found.label is None else self._readings[found.label]
-
-    def _plain(self, text: str) -> Reading | None:
-        """The reading of an unremarkable reply that ends in its label, the same that the rules would give."""
-        start = text.rfind("[[")
-        stop = text.find("]]", start)
-        reading = self._readings.get(text[start + 2 : stop])
-        if start < 0 or reading is None or text[stop + 2 :].strip(" \n*.") or not text.isascii():
-            return None
-        line = text[text.rfind("\n", 0, start) + 1 : start]
-        if _PLAIN.fullmatch(line) and not _DOUBT.search(line) and not _UNUSUAL.search(text, 0, start):
-            return reading
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +249,7 @@ class Score(Reader):
     integer: bool = False
     version: ClassVar[str] = "score/1"
     _rules: ScoreRules = field(init=False, repr=False, compare=False)
+    _readings: dict[str, Reading] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low < self.high < math.inf:
@@ -280,6 +257,8 @@ class Score(Reader):
                 f"reader.low={self.low!r}, high={self.high!r}: low must be below high, both finite."
             )
         object.__setattr__(self, "_rules", ScoreRules(float(self.low), float(self.high), self.integer))
+        usual = [number for number in range(101) if self.low <= number <= self.high]
+        object.__setattr__(self, "_readings", {str(n): Reading(score=float(n)) for n in usual})
 
     def read_one(
         self, output: str | None, finish_reason: str | None, top_logprobs: str | None = None
@@ -287,11 +266,38 @@ class Score(Reader):
         """Read one reply by its words; `top_logprobs` is not looked at."""
         if not isinstance(output, str):
             return Reading(reason="empty")
+        if reading := self._readings.get(_plain_end(output)):
+            return reading
         split = split_reasoning(output)
         if split.reason:
             return Reading(reason=split.reason)
         found = self._rules.find(split.answer, finish_reason == "length")
         return Reading(score=found.value, reason=found.reason)
+
+
+# A reply that ends in brackets can be read from its last line alone if nothing before them is quotation,
+# code, markup or JSON, and no word in the line could take the verdict back. Everything else goes through
+# the rules, which give the same (tested). Most replies of instructed judges are of this kind, and this
+# reads 100,000 of them a second instead of 30,000.
+_UNUSUAL = '"`\\<>|{&'
+_PLAIN = re.compile(r"[A-Za-z0-9 *#:,.()=-]{0,200}")
+_DOUBT = re.compile(
+    r"\b(?:an?|have|would|could|might|should|may|if|not|never|longer|neither|nor|for|of|than|to|unlike|with"
+    r"|sa(?:y|ys|id|ying)|writes?|wrote|claims?|contains?|includes?|prints?|injects?|instructs?|demands?|quotes?)\b",
+    re.IGNORECASE,
+)
+
+
+def _plain_end(text: str) -> str:
+    """What stands in the double brackets that end an unremarkable reply; "" for all other replies."""
+    start = text.rfind("[[")
+    stop = text.find("]]", start)
+    if start < 0 or stop < 0 or not text.isascii() or text[stop + 2 :].strip(" \n*."):
+        return ""
+    line = text[text.rfind("\n", 0, start) + 1 : start]
+    if not _PLAIN.fullmatch(line) or _DOUBT.search(line) or any(map(text[:start].__contains__, _UNUSUAL)):
+        return ""
+    return "" if "THINK]" in text else text[start + 2 : stop]
 
 
 def _checked(labels: Mapping[str, float]) -> dict[str, float]:
@@ -323,7 +329,7 @@ def _positions(top_logprobs: object) -> list[dict[str, Any]]:
 
 
 def _alternatives(position: dict[str, Any]) -> dict[str, float]:
-    """Token -> log probability at a position, of the sampled token and the top ones; unknown ones left out."""
+    """Token -> log probability at a position: the sampled token and the top ones, unknown ones left out."""
     listed = position.get("top_logprobs")
     found: dict[str, float] = {}
     for entry in [position, *listed] if isinstance(listed, list) else [position]:

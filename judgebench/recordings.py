@@ -8,12 +8,13 @@ replies are joined by input key: what another prompt was asked is never taken fo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from judgebench.benchmark import Table
+from judgebench.benchmark.source import Located, locate
 from judgebench.engine import finish_reason
 from judgebench.engine.replay import Recorded, Replay
 from judgebench.errors import DataError
@@ -64,7 +65,14 @@ class Recordings:
         return found
 
     def _read(self, data_dir: Path | None) -> dict[Subject, Recorded]:
-        rows, located = self.table.read(data_dir)
+        located = locate(self.table.url, data_dir)
+        memory = (repr(self.table), repr(self.orientations), self.on_conflict, located.sha256)
+        if memory not in _READ:
+            _READ.clear()  # one table at a time: the jobs of a sweep read the same one
+            _READ[memory] = self._parsed(*self.table.read(data_dir))
+        return _READ[memory]
+
+    def _parsed(self, rows: Sequence[Mapping[str, Any]], located: Located) -> dict[Subject, Recorded]:
         if rows:
             missing = [name for name in NEEDED if name not in rows[0]]
             if missing:
@@ -86,6 +94,9 @@ class Recordings:
             if read.setdefault(subject, reply) != reply and self.on_conflict == "refuse":
                 raise DataError(f"{located.path}, row {number}: a second, other recording of {subject}.")
         return read
+
+
+_READ: dict[tuple[str, str, str, str], dict[Subject, Recorded]] = {}
 
 
 def _subject(request: Request) -> Subject:

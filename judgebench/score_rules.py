@@ -89,7 +89,7 @@ class ScoreRules:
         self._low, self._high, self._integer = low, high, integer
 
     def find(self, text: str, cut: bool) -> Found:
-        """The rating that `text`, a reply without its reasoning, settles on; `cut`: it hit its length limit."""
+        """The rating that `text`, a reply without its reasoning, settles on; `cut`: it hit its cap."""
         parts = cleaned(text, "score")
         if not parts:
             return Found(None, "empty")

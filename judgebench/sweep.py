@@ -22,6 +22,7 @@ from typing import Any
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -29,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from judgebench import folder as folders
 from judgebench import overrides as grammar
 from judgebench.compose import build, output_dir, output_mode, params, task_words, reraise
-from judgebench.errors import Interrupted
+from judgebench.errors import ConfigError, Interrupted
 from judgebench.folder import ERROR, INTERRUPTED, Invocation, Job, Outcome
 from judgebench.hydra_errors import explain
 
@@ -53,6 +54,9 @@ class _Sweep:
 
 def sweep(hydra: Hydra, cfg: DictConfig, verb: str, typed: Sequence[str], fail_fast: bool) -> Invocation:
     """Run a verb once for each combination. Failed jobs do not raise: they are in the `Invocation`."""
+    for word in task_words(cfg.hydra):  # a swept value is null in the sweep's own configuration
+        if grammar.parse(word).key == "output_dir" and OverridesParser.create().parse_override(word).is_sweep_override():
+            raise ConfigError(f"{word} cannot be swept: the jobs of a sweep go to DIR/0, DIR/1 … of output_dir=DIR.")
     given, mode = output_dir(cfg), output_mode(cfg)
     key = uuid.uuid4().hex
     if mode == "never" or (mode == "asked" and given is None):

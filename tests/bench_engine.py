@@ -107,9 +107,8 @@ def main() -> None:
         server.kill()
         server.wait()
     for name in cpu:
-        print(
-            f"{name:8} {statistics.median(cpu[name]):7.0f} us CPU a call, {statistics.median(wall[name]):6.2f} s"
-        )
+        used, took = statistics.median(cpu[name]), statistics.median(wall[name])
+        print(f"{name:8} {used:7.0f} us CPU a call, {took:6.2f} s")
     ratio = statistics.median(b / a for a, b in zip(cpu["raw"], cpu[args.engine], strict=True))
     print(f"ratio    {ratio:7.2f}")
 

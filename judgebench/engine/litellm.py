@@ -43,6 +43,15 @@ PREFIXES: Mapping[str, str] = {
     "vllm": "hosted_vllm",
 }
 OPENAI_SHAPED = frozenset({"openai", "hosted_vllm", "text-completion-openai"})
+# The settings that litellm translates for each provider, and refuses where one does not take them. Others
+# go to OpenAI-shaped servers in extra_body, to the rest as they are.
+NAMED = frozenset(
+    """
+    temperature top_p n stop max_tokens max_completion_tokens presence_penalty frequency_penalty seed
+    logit_bias logprobs top_logprobs response_format reasoning_effort thinking verbosity tools tool_choice
+    parallel_tool_calls user service_tier safety_identifier prompt_cache_key store
+    """.split()
+)
 NO_KEY = "none"  # else litellm would send OPENAI_API_KEY to whatever base_url names
 
 # Set before the import: no table of prices and no tokenizer from the network, no `.env` of the working
@@ -167,13 +176,11 @@ class _Client:
         if prefix == "openai" and not chat:
             prefix = "text-completion-openai"
         fields = {**settings_body(request), **self.engine.body}
-        spoken = self.litellm.DEFAULT_CHAT_COMPLETION_PARAM_VALUES.keys() - {"metadata"}
-        own = set(self.litellm.types.utils.all_litellm_params) - spoken
-        named = {name: value for name, value in fields.items() if name in spoken}
-        extra = {name: value for name, value in fields.items() if name not in spoken}
+        named = {name: value for name, value in fields.items() if name in NAMED}
+        extra = {name: value for name, value in fields.items() if name not in NAMED}
         if prefix in OPENAI_SHAPED:
             named["extra_body"] = extra
-        elif clash := sorted(own & extra.keys()):
+        elif clash := sorted(extra.keys() & set(self.litellm.types.utils.all_litellm_params)):
             raise ConfigError(f"{clash[0]!r} steers litellm itself and cannot be sent to {prefix!r}.")
         else:
             named.update(extra)

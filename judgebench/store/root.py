@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from judgebench.engine import Attempt, Failure, Response
-from judgebench.errors import StoreError
-from judgebench.request import Descriptor, Key, Request, clean
+from judgebench.request import Descriptor, Request, clean
 from judgebench.store import layout, schema
 from judgebench.store.writer import Write, Writer
 
@@ -73,16 +72,19 @@ class RoleRoot:
         role: `completions` or `judgements`.
         run_id: noted on every row that this run adds.
         throw_away: keep everything in a temporary folder that goes with `close` (mode `off`).
+        read_only: look only; new subjects of stored answers are not noted.
     """
 
-    def __init__(self, root: Path, role: str, run_id: str, *, throw_away: bool = False) -> None:
+    def __init__(
+        self, root: Path, role: str, run_id: str, *, throw_away: bool = False, read_only: bool = False
+    ) -> None:
         self.role, self.run_id = role, run_id
         self._temporary = tempfile.mkdtemp(prefix="judgebench-") if throw_away else None
         self.root = Path(self._temporary or root)
         self._writer = Writer(self.root, role)
         self._readers: dict[str, sqlite3.Connection] = {}
         self._reading = threading.Lock()
-        self._read_only_warned = False
+        self._read_only = read_only
         self.unwritten_subjects = 0
 
     # --- reading ---------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ class RoleRoot:
             if answer is not None:
                 found[position] = answer
                 hits.append(request)
-        if hits:
+        if hits and not self._read_only:
             self._add_subjects(db, descriptor, hits)
 
     def _rows(self, db: sqlite3.Connection, hashes: Iterable[str]) -> dict[tuple[str, int], Answer]:
@@ -229,13 +231,3 @@ def _in_chunks(sql: str, values: list[str]) -> Iterable[tuple[str, list[str]]]:
     for start in range(0, len(values), IN_CHUNK):
         chunk = values[start : start + IN_CHUNK]
         yield sql % ",".join("?" * len(chunk)), chunk
-
-
-def check_ids(*names: str | None) -> None:
-    """Ids go into columns that people search: NUL is refused there (payloads may hold it)."""
-    for name in names:
-        if name is not None and "\0" in name:
-            raise StoreError(f"{name!r} holds a NUL character: ids may not.")
-
-
-__all__ = ["Answer", "Key", "RoleRoot", "check_ids", "default_root", "now"]

@@ -1,0 +1,249 @@
+"""Deletion by column: which rows of a role's view match, what goes with them, and their removal.
+
+The unit is a row of the view. `subjects` removes the matching rows and then the answers that are
+left without any; `answers` removes the answers of the matching rows, whoever else uses them. Each
+database is one transaction, so a killed deletion is finished by running it again.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from judgebench.errors import ConfigError, choices
+from judgebench.request import Descriptor
+from judgebench.store import layout, schema
+from judgebench.store.root import now
+
+SCOPES = ("subjects", "answers")
+ANY_MODEL = "any_model"
+DESCRIPTOR = "descriptor"
+
+
+@dataclass
+class Condition:
+    """`where` as SQL over a view, and as a test of descriptors."""
+
+    sql: str
+    values: list[Any]
+    on_attempts: bool  # whether the attempts table has all these columns
+    descriptor: Mapping[str, Any]
+
+    def fits(self, descriptor: Descriptor) -> bool:
+        """Whether a descriptor has the wanted settings."""
+        fields = json.loads(descriptor.text)
+        for path, wanted in self.descriptor.items():
+            value: Any = fields
+            for step in ("settings." + path if path not in fields else path).split("."):
+                value = value.get(step) if isinstance(value, dict) else None
+            if not _same(value, wanted):
+                return False
+        return True
+
+
+def condition(role: str, where: Mapping[str, Any]) -> Condition:
+    """Parse `where.COLUMN=VALUE` conditions, all of which must hold.
+
+    A value is a text, a list (any of them), a glob (`*`, `?`), null, or a comparison (`<2026-01-01`,
+    `>=…`). `any_model` is either slot; `descriptor.NAME` a setting.
+
+    Raises:
+        ConfigError: no condition, or a column that the role's view lacks.
+    """
+    named = schema.ANSWERED_BY[role]
+    columns = [named if c == "answered_by" else c for c in schema.VIEW_COLUMNS]
+    parts: list[str] = []
+    values: list[Any] = []
+    on_attempts = True
+    settings: dict[str, Any] = {}
+    for column, wanted in where.items():
+        if column == DESCRIPTOR:
+            settings = _flat(wanted)
+            continue
+        if column == ANY_MODEL:
+            both = [_compare(slot, wanted) for slot in ("model_a", "model_b")]
+            parts.append(f"({both[0][0]} OR {both[1][0]})")
+            values += both[0][1] + both[1][1]
+            continue
+        if column not in columns:
+            raise ConfigError(f"where.{column}: {choices(column, [*columns, ANY_MODEL, 'descriptor.NAME'])}")
+        on_attempts &= column in schema.attempts.columns
+        sql, bound = _compare(column, wanted)
+        parts.append(sql)
+        values += bound
+    if not parts and not settings:
+        raise ConfigError("Nothing is selected: name at least one column, for example where.benchmark=NAME.")
+    return Condition(" AND ".join(parts) or "1", values, on_attempts, settings)
+
+
+def _flat(tree: Any, before: str = "") -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        return {before: tree}
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{before}.{name}" if before else str(name))
+    return flat
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    if wanted is None or value is None:
+        return value is wanted
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            return float(wanted) == float(value)
+        except ValueError:
+            return False
+    return str(value).lower() == str(wanted).lower() if isinstance(value, bool) else str(value) == str(wanted)
+
+
+def _compare(column: str, wanted: Any) -> tuple[str, list[Any]]:
+    if wanted is None:
+        return f"{column} IS NULL", []
+    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
+        several = [_compare(column, item) for item in wanted]
+        if not several:
+            raise ConfigError(f"where.{column}=[] selects nothing.")
+        return f"({' OR '.join(sql for sql, _ in several)})", [v for _, vs in several for v in vs]
+    text = str(wanted)
+    for operator in ("<=", ">=", "<", ">"):
+        if text.startswith(operator):
+            return f"{column} {operator} ?", [text.removeprefix(operator).strip()]
+    if "*" in text or "?" in text:
+        # GLOB has classes in brackets; here a bracket is only a bracket.
+        return f"{column} GLOB ?", [text.replace("[", "[[]")]
+    return f"{column} = ?", [text]
+
+
+@dataclass
+class Match:
+    """What a deletion would take from one database."""
+
+    path: Path
+    descriptor: Descriptor
+    rows: Counter[str] = field(default_factory=Counter)  # benchmark -> rows of the view
+    answers: int = 0  # raw answers that go
+    kept: int = 0  # raw answers that stay, since others use them
+    cost_usd: float = 0.0
+    unpriced: int = 0
+    tokens: int = 0
+    losing: Counter[tuple[str, str]] = field(
+        default_factory=Counter
+    )  # (benchmark, model): rows not asked for
+
+
+def find(root: Path, role: str, wanted: Condition, scope: str) -> Iterator[Match]:
+    """What would go, database by database; reads only."""
+    for path, descriptor in _databases(root, role, wanted):
+        db = schema.open_reader(path)
+        if db is None:
+            continue
+        try:
+            match = _measure(db, path, descriptor, role, wanted, scope)
+        finally:
+            db.close()
+        if match is not None:
+            yield match
+
+
+def delete(root: Path, role: str, wanted: Condition, scope: str) -> int:
+    """Remove what `find` tells, and leave tombstones. Returns how many rows of the view went."""
+    gone = 0
+    for path, _ in _databases(root, role, wanted):
+        db = schema.open_writer(path, role, {})
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            gone += _delete_one(db, role, wanted, scope)
+            db.execute("COMMIT")
+        finally:
+            db.close()
+    return gone
+
+
+def _databases(root: Path, role: str, wanted: Condition) -> Iterator[tuple[Path, Descriptor]]:
+    for path in layout.databases(root, role):
+        descriptor = layout.read_metadata(path.parent)
+        if wanted.fits(descriptor):
+            yield path, descriptor
+
+
+_PICK = "CREATE TEMP TABLE picked AS SELECT subject_key, input_hash, sample FROM {role} WHERE {sql}"
+_DOOMED = {
+    # Answers that lose their last subject with the picked rows.
+    "subjects": """
+        CREATE TEMP TABLE doomed AS SELECT DISTINCT p.input_hash, p.sample FROM picked p WHERE NOT EXISTS (
+            SELECT 1 FROM subjects s WHERE s.input_hash = p.input_hash AND s.sample = p.sample
+            AND s.subject_key NOT IN (SELECT subject_key FROM picked))""",
+    "answers": "CREATE TEMP TABLE doomed AS SELECT DISTINCT input_hash, sample FROM picked",
+}
+_OF_DOOMED = "(input_hash, sample) IN (SELECT input_hash, sample FROM doomed)"
+
+
+def _pick(db: sqlite3.Connection, role: str, wanted: Condition, scope: str) -> int:
+    db.execute("DROP TABLE IF EXISTS temp.picked")
+    db.execute("DROP TABLE IF EXISTS temp.doomed")
+    db.execute(_PICK.format(role=role, sql=wanted.sql), wanted.values)
+    db.execute("CREATE INDEX temp.picked_by_key ON picked (subject_key)")
+    db.execute(_DOOMED[scope])
+    return int(db.execute("SELECT count(*) FROM picked").fetchone()[0])
+
+
+def _measure(
+    db: sqlite3.Connection, path: Path, descriptor: Descriptor, role: str, wanted: Condition, scope: str
+) -> Match | None:
+    if not _pick(db, role, wanted, scope):
+        return None
+    match = Match(path, descriptor)
+    match.rows.update(
+        dict(
+            db.execute(
+                "SELECT benchmark, count(*) FROM subjects WHERE subject_key IN "
+                "(SELECT subject_key FROM picked) GROUP BY 1"
+            )
+        )
+    )
+    match.answers = int(db.execute("SELECT count(*) FROM doomed").fetchone()[0])
+    shared = db.execute("SELECT count(*) FROM (SELECT DISTINCT input_hash, sample FROM picked)").fetchone()[0]
+    match.kept = int(shared) - match.answers
+    # Money is a property of answers, so it is summed there and never over the view.
+    cost, unpriced, tokens = db.execute(
+        "SELECT coalesce(sum(cost_usd), 0), coalesce(sum(cost_usd IS NULL), 0), "
+        "coalesce(sum(coalesce(input_tokens, 0) + coalesce(output_tokens, 0)), 0) "
+        f"FROM responses WHERE origin = 'paid' AND {_OF_DOOMED}"
+    ).fetchone()
+    match.cost_usd, match.unpriced, match.tokens = float(cost), int(unpriced), int(tokens)
+    if scope == "answers":
+        others = db.execute(
+            f"SELECT benchmark, model_a, model_b, count(*) FROM subjects WHERE {_OF_DOOMED} AND subject_key "
+            "NOT IN (SELECT subject_key FROM picked) GROUP BY 1, 2, 3"
+        )
+        for benchmark, model_a, model_b, count in others:
+            for model in {model_a, model_b} - {None}:
+                match.losing[benchmark, model] += count
+    return match
+
+
+def _delete_one(db: sqlite3.Connection, role: str, wanted: Condition, scope: str) -> int:
+    picked = _pick(db, role, wanted, scope)
+    subjects = "subject_key IN (SELECT subject_key FROM picked)"
+    if scope == "answers":
+        subjects = f"({subjects} OR {_OF_DOOMED})"
+    instant = now()
+    db.execute(
+        f"INSERT OR REPLACE INTO tombstones SELECT 'subject', subject_key, ? FROM subjects WHERE {subjects}",
+        (instant,),
+    )
+    db.execute(
+        "INSERT OR REPLACE INTO tombstones SELECT 'answer', input_hash || ':' || sample, ? FROM doomed",
+        (instant,),
+    )
+    gone = db.execute(f"DELETE FROM subjects WHERE {subjects}").rowcount
+    for table in ("responses", "attempts", "superseded"):
+        db.execute(f"DELETE FROM {table} WHERE {_OF_DOOMED}")
+    if wanted.on_attempts and wanted.sql != "1":
+        db.execute(f"DELETE FROM attempts WHERE {wanted.sql}", wanted.values)
+    return int(gone) if picked else 0
