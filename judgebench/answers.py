@@ -49,6 +49,14 @@ class Conversation:
     origins: list[str] = field(default_factory=list)
     reason: str | None = None  # why it ended early
 
+    def add(self, output: str, key: str, finish: str | None, origin: str) -> None:
+        """The next turn's answer."""
+        self.outputs.append(output)
+        self.answers.append(split_reasoning(output).answer)
+        self.keys.append(key)
+        self.finish.append(finish)
+        self.origins.append(origin)
+
     @property
     def complete(self) -> bool:
         """Whether every turn has an answer."""
@@ -89,6 +97,7 @@ class Answers:
     def __init__(self, model: Model, loaded: Loaded, role: str) -> None:
         self.model, self.loaded, self.role = model, loaded, role
         self.label = model.shown
+        self.benchmark = loaded.benchmark.name
         shipped = loaded.shipped(model.name) if model.shipped and model.name is not None else None
         if model.provider == "shipped" and shipped is None:
             known = loaded.shipped_models()
@@ -125,11 +134,7 @@ class Answers:
         for request, result in outcomes:
             talk = self.conversations[request.tag]
             if isinstance(result, Answer):
-                talk.outputs.append(result.output)
-                talk.answers.append(split_reasoning(result.output).answer)
-                talk.keys.append(str(request.key))
-                talk.finish.append(result.finish_reason)
-                talk.origins.append(result.origin)
+                talk.add(result.output, str(request.key), result.finish_reason, result.origin)
             else:
                 talk.reason = result.reason
 
@@ -141,7 +146,7 @@ class Answers:
                 key = talk.keys[number].split(":") if there else [self.descriptor.hash, None]
                 first_missing = number == len(talk.outputs)
                 yield {
-                    "benchmark": self.loaded.benchmark.name,
+                    "benchmark": self.benchmark,
                     "role": self.role,
                     "model": self.label,
                     "instruction_id": talk.instruction.instruction_id,
@@ -158,7 +163,7 @@ class Answers:
 
     def _request(self, talk: Conversation, turn: int, tag: int) -> Request | None:
         item = talk.instruction
-        subject = Subject(self.loaded.benchmark.name, item.instruction_id, turn, self.label)
+        subject = Subject(self.benchmark, item.instruction_id, turn, self.label)
         if self.shipped is not None:
             outputs = self.shipped.answers.get(item.instruction_id, ())
             if len(outputs) < turn or outputs[turn - 1] is None:
@@ -166,7 +171,7 @@ class Answers:
                 talk.reason = "not_shipped"
                 return None
             place = {
-                "source": self.loaded.benchmark.name,
+                "source": self.benchmark,
                 "instruction_id": item.instruction_id,
                 "turn": turn,
                 "model": self.model.name,

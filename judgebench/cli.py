@@ -1,6 +1,6 @@
 """The command line: `judgebench VERB [overrides]`. A verb is a root config in `conf/`; Hydra composes it.
 
-`main` reads flags, prints help, results' notes and errors, and gives the exit status. `invoke` is the same from
+`main` reads flags, prints help, notes and errors, and gives the exit status. `invoke` is the same from
 Python: it raises instead of printing. Hydra is imported only once there is something to compose.
 """
 
@@ -66,7 +66,7 @@ def invoke(
 
 
 def main(argv: Sequence[str] | None = None, conf: Path | None = None) -> int:
-    """The console script. Returns the exit status: 0 complete, 1 error, 3 rows missing, 75 pending, 130 stopped."""
+    """The console script. Returns the exit status; `judgebench --help` says what they mean."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         with _console():

@@ -1,7 +1,7 @@
 """Composing a verb's configuration with Hydra, and building the object that it names.
 
-Hydra's classes are used below `hydra.main`, which can neither return a value nor raise. Hydra's
-global state is left as it was, so that a notebook may have a session of its own. Not known here: folders, jobs.
+Hydra's classes are used below `hydra.main`, which can neither return a value nor raise. Hydra's global
+state is left as it was: a notebook may have a session of its own. Not known here: folders, jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from judgebench import overrides as grammar
@@ -37,6 +37,8 @@ SETTINGS = {
     "hydra/job_logging": "none",
     "hydra/hydra_logging": "none",
 }
+# Verbs that take `output_dir` and yet make no folder (a run's command line can be planned as it is).
+_READ_ONLY = {"plan": "never", "rank": "asked"}
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def session(conf: Path, config_dir: Path | None) -> Iterator[Hydra]:
 
 
 def compose(hydra: Hydra, verb: str, ready: list[str], mode: RunMode) -> DictConfig:
-    """The composed root config, roles checked. `judges.NAME=X` replaces a judge that a conf mounts already."""
+    """The root config, composed. `judges.NAME=X` also replaces a judge that a conf mounts already."""
     ours = [
         f"{key}={value}" for key, value in SETTINGS.items() if not any(w.startswith(key + "=") for w in ready)
     ]
@@ -132,6 +134,7 @@ def _is_sweep(error: Exception) -> bool:
 def task_words(hydra_cfg: Any) -> list[str]:
     """The overrides of a job, as text: iterating over the node would resolve the `${…}` in them."""
     words = OmegaConf.to_container(hydra_cfg.overrides.task, resolve=False)
+    assert isinstance(words, list)
     return [str(word) for word in words]
 
 
@@ -150,13 +153,9 @@ def _check_roles(cfg: DictConfig, verb: str) -> None:
             )
 
 
-def output_mode(cfg: DictConfig) -> str:
-    """When this verb writes: always, asked, never (see `dispatch`)."""
-    default = "always" if "output_dir" in cfg else "never"
-    try:
-        return str(getattr(get_class(cfg["_target_"]), "output", default))
-    except Exception:  # no such class: instantiation says so, and better
-        return default
+def output_mode(cfg: DictConfig, verb: str) -> str:
+    """When a verb has a folder: always, asked (only with `output_dir`), never."""
+    return _READ_ONLY.get(verb, "always" if "output_dir" in cfg else "never")
 
 
 def output_dir(cfg: DictConfig) -> Path | None:
@@ -180,14 +179,16 @@ def build(cfg: DictConfig, verb: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _literal(value: Any) -> Any:
-    r"""Settings in which each `${` is escaped once. `instantiate` resolves twice, so that a resolved text which
-    holds `${x}` (a prompt, an answer's template) would be looked up as a setting after all.
+    r"""Settings in which each `${` is escaped once. `instantiate` resolves twice (measured): without this,
+    a text that holds `${x}` after its own resolution would be looked up as a setting after all.
     """
     if isinstance(value, dict):
         return {key: _literal(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_literal(item) for item in value]
-    return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value) if isinstance(value, str) else value
+    return (
+        re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value) if isinstance(value, str) else value
+    )
 
 
 def params(cfg: DictConfig) -> dict[str, str]:

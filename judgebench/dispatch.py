@@ -1,13 +1,9 @@
 """From a verb and its overrides to jobs: compose, instantiate, folder, call.
 
-A verb is a root config whose `_target_` names a class. Its instances are called with a `Job` and return the exit
-status; `result` and `output` are optional attributes of theirs:
-
-    output = "always"   a folder, by default a new one in runs/ (the default where the config has `output_dir`)
-    output = "asked"    a folder only if `output_dir` is given
-    output = "never"    no folder (the default where the config has no `output_dir`)
-
-Sweeps are in `sweep`, what Hydra is asked in `compose`. Only these three and `hydra_errors` know Hydra.
+A verb is a root config whose `_target_` names a class. Its instance is called with a `Job` and returns
+the exit status; an attribute `result` of it is handed on to Python. A verb whose config has `output_dir`
+gets a folder, by default a new one in runs/. Sweeps are in `sweep`, what Hydra is asked in `compose`,
+its complaints in `hydra_errors`: only these know Hydra.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from omegaconf import DictConfig
 
 from judgebench import folder as folders
 from judgebench import overrides as grammar
-from judgebench.compose import build, compose, output_dir, output_mode, params, task_words, reraise, session
+from judgebench.compose import build, compose, output_dir, output_mode, params, reraise, session, task_words
 from judgebench.folder import Invocation, Job
 from judgebench.sweep import sweep
 
@@ -71,7 +67,9 @@ def show(
     """Hydra's own ways of looking, to stdout: the composed `cfg` (job, hydra, all), or `info`."""
     ready = grammar.prepare(words, positionals=positionals)
     with session(conf, config_dir) as hydra:
-        ready = task_words(compose(hydra, verb, ready, RunMode.RUN).hydra)  # errors in them are explained here
+        ready = task_words(
+            compose(hydra, verb, ready, RunMode.RUN).hydra
+        )  # errors in them are explained here
         if info is not None:
             hydra.show_info(info, config_name=verb, overrides=ready)
             return
@@ -96,7 +94,7 @@ def _single(hydra: Hydra, cfg: DictConfig, verb: str) -> Invocation:
         try:
             # The folder comes last: a typo leaves none behind.
             verb_object, config = build(task_cfg, verb)
-            folder = _folder(task_cfg)
+            folder = _folder(task_cfg, verb)
             made.extend([folder] if folder else [])
             job = Job(verb, folder, None, tuple(grammar.scrub(words)), config)
             told = {"verb": verb, "overrides": job.overrides}
@@ -116,8 +114,8 @@ def _single(hydra: Hydra, cfg: DictConfig, verb: str) -> Invocation:
     return Invocation(status, made[0] if made else None, result)
 
 
-def _folder(cfg: DictConfig) -> Path | None:
-    given, mode = output_dir(cfg), output_mode(cfg)
+def _folder(cfg: DictConfig, verb: str) -> Path | None:
+    given, mode = output_dir(cfg), output_mode(cfg, verb)
     if mode == "never" or (mode == "asked" and given is None):
         return None
     return folders.fresh(folders.RUNS) if given is None else folders.claim(given)

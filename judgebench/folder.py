@@ -1,8 +1,9 @@
 """What a verb is handed (`Job`), what a call hands back (`Invocation`), and the folders in between.
 
-A default folder is made exclusively, so that two starts in one second never share it. An explicit one is used
-again only if it is ours: it holds `run.json` or `status.json` (a job) or `sweep.json` (a sweep). Of a sweep's
-folder only our numbered jobs are ever cleared. This file does not know Hydra, nor what a verb writes.
+A default folder is made exclusively, so that two starts in one second never share it. An explicit one is
+used again only if it is ours: it holds `run.json` or `status.json` (a job) or `sweep.json` (a sweep). Of
+a sweep's folder only our numbered jobs are ever cleared. This file does not know Hydra, nor what a verb
+writes.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ class _Scrubbed(logging.Formatter):
 
 @contextmanager
 def logging_to(folder: Path | None) -> Iterator[None]:
-    """The logger `judgebench` writes to the job's log.txt (UTF-8, appended, secrets scrubbed) while this lasts."""
+    """While this lasts, the logger `judgebench` appends to the job's log.txt: UTF-8, secrets scrubbed."""
     if folder is None:
         yield
         return
@@ -239,7 +240,7 @@ def logging_to(folder: Path | None) -> Iterator[None]:
 def recorded(
     act: Callable[[], tuple[int, Any]], folder: Path | None, told: dict[str, Any]
 ) -> tuple[int, Any]:
-    """Call, with the job's log and status file around it. What is raised is in the log before it travels on."""
+    """Call, with the job's log and status file around it: what is raised is in the log first."""
     if folder is not None:
         write_status(folder, told, None)
     with logging_to(folder):

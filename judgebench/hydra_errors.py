@@ -1,7 +1,8 @@
 """What Hydra and OmegaConf complain about, in one paragraph: the value, the near choices, the way out.
 
-`explain` turns an exception into a `JudgebenchError`, or returns None for one that nobody foresaw (a bug, which
-keeps its traceback). Their texts are matched loosely: where a wording is unknown, its own words are kept.
+`explain` turns an exception into a `JudgebenchError`, or returns None for one that nobody foresaw (a
+bug: it keeps its traceback). Texts are matched loosely: where a wording is unknown, its own words are
+kept.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _from_hydra(error: BaseException) -> bool:
 def _parse(error: OverrideParseException, verb: str) -> str:
     prefix, key, value = parse(error.override)
     if not value:
-        return f"{error.override!r} is no override: write KEY=VALUE (judgebench {verb} --help lists the settings)."
+        return f"{error.override!r} is no override: write KEY=VALUE (judgebench {verb} --help lists them)."
     quoted = shell(f"{prefix}{key}={quote(value)}")
     return (
         f"{error.override!r} cannot be read: its value holds characters that have a meaning for Hydra "
@@ -93,8 +94,8 @@ def _choice(error: MissingConfigException, verb: str, words: Sequence[str]) -> s
         else f" It is asked for in a conf file: {_paragraph(str(error)).split(' Available', 1)[0]}."
     )
     return (
-        f"{where}{choices(name, known)}{extra} `judgebench {verb} --help` describes them; a conf of your own is a "
-        f"file DIR/{group}/{name}.yaml, found with --config-dir DIR."
+        f"{where}{choices(name, known)}{extra} `judgebench {verb} --help` describes them; a conf of your own "
+        f"is a file DIR/{group}/{name}.yaml, found with --config-dir DIR."
     )
 
 
@@ -107,7 +108,7 @@ def _omegaconf(error: OmegaConfBaseException) -> str:
         return f"{name} has no value. Give one: {name}=…"
     env = re.search(r"Environment variable '(\w+)' not found", first)
     if env:
-        return f"{where}the environment variable {env[1]} is not set. Set it, or give the value: {key or 'KEY'}=…"
+        return f"{where}the environment variable {env[1]} is not set. Set it, or give {key or 'KEY'}=VALUE."
     if (
         isinstance(error, (InterpolationKeyError, UnsupportedInterpolationType, GrammarParseError))
         or "${" in first
@@ -116,8 +117,8 @@ def _omegaconf(error: OmegaConfBaseException) -> str:
         what = f"there is no setting {missing[1]!r} to fill in" if missing else first.rstrip(".")
         shape = f"${{{missing[1]}}}" if missing else "${…}"
         return (
-            f"{where}{what}. If {shape} is meant as text, put a backslash before it: \\{shape}. Texts that are "
-            "read from a file of their own need no escape."
+            f"{where}{what}. If {shape} is meant as text, put a backslash before it: \\{shape}. Texts that "
+            "are read from a file of their own need no escape."
         )
     return f"{where}{first}"
 
@@ -167,7 +168,7 @@ def _unknown(key: str, verb: str, words: Sequence[str], settings: Settings) -> s
     path = key.removeprefix("model@")
     typed = next((w for w in words if parse(w).key == key), f"{path}=…")
     if key.startswith("model@"):
-        return f"{shown(typed)}: judgebench {verb} has no {path!r}. `judgebench {verb} --help` lists the settings."
+        return f"{shown(typed)}: judgebench {verb} has no {path!r}. `judgebench {verb} --help` lists all."
     node, parts = settings(), path.split(".")
     for depth, part in enumerate(parts):
         if isinstance(node, Mapping) and part in node:
@@ -175,7 +176,7 @@ def _unknown(key: str, verb: str, words: Sequence[str], settings: Settings) -> s
             continue
         parent = ".".join(parts[:depth])
         if not isinstance(node, Mapping):
-            return f"{typed}: {parent or 'the configuration'} is {node!r} and holds no {part!r}. Set {parent} first."
+            return f"{typed}: {parent} is {node!r} and holds no {part!r}. Set {parent} first."
         known = [str(name) for name in node if not str(name).startswith("_")]
         if depth == 0:
             known += ["where"] if part.startswith("wh") else []

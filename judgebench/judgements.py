@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from typing import Protocol as Protocol_
 
 import pandas as pd
 
-from judgebench.answers import Answers, Conversation, missing_reason
+from judgebench.answers import Conversation, missing_reason
 from judgebench.errors import ConfigError
 from judgebench.model import Model
 from judgebench.prompt import Template
@@ -26,12 +27,31 @@ from judgebench.verdict import VERDICT_SCHEMA, verdict_frame, verdict_key
 READ_CHUNK = 2048
 
 
+class Side(Protocol_):
+    """One model's answers: `judgebench.answers.Answers`, or what a data frame holds."""
+
+    @property
+    def label(self) -> str:
+        """The model's name in tables."""
+        ...
+
+    @property
+    def benchmark(self) -> str:
+        """The benchmark's name."""
+        ...
+
+    @property
+    def by_item(self) -> Mapping[str, list[Conversation]]:
+        """The samples of each instruction, by its id."""
+        ...
+
+
 @dataclass(frozen=True)
 class Match:
     """Two sets of answers to be compared, or one to be rated (`baseline` null)."""
 
-    candidate: Answers
-    baseline: Answers | None
+    candidate: Side
+    baseline: Side | None
 
 
 @dataclass(frozen=True)
@@ -153,7 +173,7 @@ class Judgements:
         labels = (match.candidate.label, match.baseline.label if match.baseline else None)
         model_a, model_b = labels if labels[1] is None or orientation == REVERSED else labels[::-1]
         return Subject(
-            benchmark=match.candidate.loaded.benchmark.name,
+            benchmark=match.candidate.benchmark,
             instruction_id=first.instruction.instruction_id,
             turn=0,
             model_a=str(model_a),

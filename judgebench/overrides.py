@@ -1,10 +1,11 @@
 """The grammar of overrides: from what people type to what Hydra is given. Pure functions over text.
 
-Hydra's own grammar is fine for numbers and choices and a trap for text: `1e3` becomes a float, `org/name=v2`
-and `模型` are lexer errors, `a,b` is a sweep or an error, and `judge=x` on a mounted group silently replaces the
-model by the text 'x'. So the words of the command line pass through `prepare` first: roles become group choices,
-text stays text, positionals become lists, secrets are refused. What is quoted already is left alone.
-This file does not import Hydra and does not know which verbs or groups exist.
+Hydra's own grammar is fine for numbers and choices and a trap for text: `1e3` becomes a float,
+`org/name=v2` and a Chinese name are lexer errors, `a,b` is a sweep or an error, and `judge=x` on a
+mounted group silently replaces the model by the text 'x'. So the words of the command line pass through
+`prepare` first: roles become choices of a group, text stays text, positionals become lists, secrets are
+refused. What is quoted already is left alone. This file does not import Hydra and does not know which
+verbs or groups exist.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def prepare(
             paths.append(word)
         elif bare:
             raise ConfigError(
-                f"{word!r} is no override: write KEY=VALUE, for example {word}=…, or ~{word} to remove a default."
+                f"{word!r} is no override: write KEY=VALUE (or ~KEY to remove a default). "
+                "judgebench VERB --help lists the settings."
             )
         else:
             ready.append(str(_rewrite(parsed, multirun, positionals)))
@@ -119,7 +121,7 @@ def _rewrite(override: Override, multirun: bool, positionals: str | None) -> Ove
 
 
 def _choices(value: str) -> str:
-    """A group choice or several; what cannot be a conf's name is quoted, so that the error lists the choices."""
+    """A choice or several; what cannot be a conf's name is quoted, so that the error lists the choices."""
     parts = split(value)
     return ",".join(
         part if _CHOICE.fullmatch(part) or not part else _one("name", part, True) for part in parts
@@ -163,7 +165,7 @@ def _one(key: str, value: str, multirun: bool = False) -> str:
 
 
 def split(value: str, sweep: bool = True) -> list[str]:
-    """Split at the commas outside of quotes and brackets; a bracket without partner is a character like any other.
+    """Split at the commas outside of quotes and brackets; a bracket without a partner is plain text.
 
     >>> split("a,b(c,d),'e,f'")
     ['a', 'b(c,d)', "'e,f'"]
@@ -230,8 +232,8 @@ def refuse_secrets(words: Iterable[str]) -> None:
         owner = key if key in ROLES else key.rpartition(".")[0]
         where = "One word" if value is None else scrub_text(key, held)
         raise ConfigError(
-            f"{where}: a secret on the command line is refused, since it would stay in the shell's history and in "
-            f"the list of processes. Put it into an environment variable and give that variable's name: "
+            f"{where}: a secret on the command line is refused, since it would stay in the shell's history "
+            f"and in the list of processes. Put it into an environment variable and give that name: "
             f"{scrub_text(owner, held) or 'candidate'}.api_key_env=OPENAI_API_KEY."
         )
 
@@ -242,7 +244,7 @@ def _holds(text: str, held: frozenset[str]) -> bool:
 
 
 def looks_secret(key: str) -> bool:
-    """Whether a setting of this name holds a secret (`api_key`, `hf_token`; not `max_tokens`, `api_key_env`)."""
+    """Whether a setting of this name is a secret (`api_key`, `hf_token`; not `max_tokens`, `api_key_env`)."""
     return bool(_SECRET_KEY.fullmatch(key))
 
 

@@ -60,10 +60,11 @@ class Tally:
         """Requests with an outcome."""
         return self.hits + self.calls + self.shared + sum(self.failures.values())
 
-    def hit(self, answer: Answer) -> None:
-        """Count an answer that was stored before."""
+    def hit(self, answer: Answer, first: bool) -> None:
+        """Count a stored answer; its value only the `first` time, since it would be bought once."""
         self.hits += 1
-        self.served_usd += answer.cost_usd or 0.0
+        if first:
+            self.served_usd += answer.cost_usd or 0.0
 
     def paid(self, answer: Answer) -> None:
         """Count an answer that this fill asked for."""
@@ -158,6 +159,7 @@ class _Fill:
         self.group: asyncio.TaskGroup
         self.stopped = False
         self.waiting: dict[Key, list[Request]] = {}  # asked or about to be asked, by key
+        self.served: set[Key] = set()  # priced hits that were counted
         self.lanes: dict[Engine, asyncio.Queue[Request | None]] = {}
         self.loop = asyncio.get_running_loop()
         self.room = asyncio.Semaphore(BACKLOG)
@@ -176,8 +178,9 @@ class _Fill:
                 for request, answer in zip(chunk, answers, strict=True)
                 if answer is not None
             ]
-            for _, answer in hits:
-                self.tally.hit(answer)  # type: ignore[arg-type]
+            for request, answer in zip(chunk, answers, strict=True):
+                if answer is not None:
+                    self._count_hit(request, answer)
             if hits:
                 self.deliver(hits)
             if len(hits) < len(chunk):
@@ -186,6 +189,12 @@ class _Fill:
             self.stopped = True
         for lane in self.lanes.values():
             await lane.put(None)
+
+    def _count_hit(self, request: Request, answer: Answer) -> None:
+        priced = answer.cost_usd is not None
+        self.tally.hit(answer, priced and request.key not in self.served)
+        if priced:
+            self.served.add(request.key)
 
     def _take(self, requests: Iterator[Request]) -> tuple[list[Request], list[Answer | None]]:
         chunk = list(islice(requests, CHUNK))

@@ -1,8 +1,8 @@
 """A sweep (-m): Hydra's sweeper makes the jobs and its launcher runs them; what becomes of them is ours.
 
-Hydra shows one traceback of one failed job, at the end, and skips its end-of-sweep hook. Here each job ends with
-a status file and its traceback in its own log, in whichever process it ran; the others go on; then the verb's
-module combines what there is.
+Hydra shows the traceback of one failed job, at the end, and skips its end-of-sweep hook. Here each job
+ends with a status file and its traceback in its own log, in whichever process it ran; the others go on;
+then what there is is combined.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from judgebench import folder as folders
 from judgebench import overrides as grammar
-from judgebench.compose import build, output_dir, output_mode, params, task_words, reraise
+from judgebench.compose import build, output_dir, output_mode, params, reraise, task_words
 from judgebench.errors import ConfigError, Interrupted
 from judgebench.folder import ERROR, INTERRUPTED, Invocation, Job, Outcome
 from judgebench.hydra_errors import explain
@@ -55,9 +55,14 @@ class _Sweep:
 def sweep(hydra: Hydra, cfg: DictConfig, verb: str, typed: Sequence[str], fail_fast: bool) -> Invocation:
     """Run a verb once for each combination. Failed jobs do not raise: they are in the `Invocation`."""
     for word in task_words(cfg.hydra):  # a swept value is null in the sweep's own configuration
-        if grammar.parse(word).key == "output_dir" and OverridesParser.create().parse_override(word).is_sweep_override():
-            raise ConfigError(f"{word} cannot be swept: the jobs of a sweep go to DIR/0, DIR/1 … of output_dir=DIR.")
-    given, mode = output_dir(cfg), output_mode(cfg)
+        if (
+            grammar.parse(word).key == "output_dir"
+            and OverridesParser.create().parse_override(word).is_sweep_override()
+        ):
+            raise ConfigError(
+                f"{word} cannot be swept: the jobs of a sweep go to DIR/0, DIR/1 … of output_dir=DIR."
+            )
+    given, mode = output_dir(cfg), output_mode(cfg, verb)
     key = uuid.uuid4().hex
     if mode == "never" or (mode == "asked" and given is None):
         with tempfile.TemporaryDirectory(
@@ -188,10 +193,11 @@ def _note(job: Outcome, sweep: _Sweep) -> str:
 
 
 def _combine(cfg: DictConfig, out: Path) -> None:
-    """Let the verb's module combine its jobs: `combine_sweep(out)` beside the class, if it has one."""
-    module = importlib.import_module(str(cfg["_target_"]).rpartition(".")[0])
-    if hasattr(module, "combine_sweep"):
-        module.combine_sweep(out)
+    """`combine_sweep(out)` of the verb's own module, or of `judgebench.experiment`."""
+    for name in (str(cfg["_target_"]).rpartition(".")[0], "judgebench.experiment"):
+        if combine := getattr(importlib.import_module(name), "combine_sweep", None):
+            combine(out)
+            return
 
 
 def _short(path: Path) -> Path:

@@ -1,8 +1,8 @@
 """Help, written from the conf files themselves: verbs, groups, choices and settings by their comments.
 
-It must be there in a moment, so it reads the few lines it needs as text and imports neither Hydra nor YAML. A
-verb's line is the first comment of `conf/VERB.yaml`, a choice's that of `conf/GROUP/CHOICE.yaml`; a setting's is
-the comment behind it in the root config.
+It must be there in a moment, so it reads the few lines it needs as text and imports neither Hydra nor
+YAML. A verb's line is the first comment of `conf/VERB.yaml`, a choice's that of
+`conf/GROUP/CHOICE.yaml`; a setting's is the comment behind it in the root config.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def verbs(conf: Path) -> dict[str, str]:
         (path.stem for path in conf.glob("*.yaml") if "_target_:" in path.read_text(encoding="utf-8")),
         key=lambda name: (first.index(name) if name in first else len(first), name),
     )
-    return {name: re.sub(rf"^judgebench {name}:\s*", "", summary(conf / f"{name}.yaml")) for name in names}
+    return {
+        name: re.sub(rf"^judgebench {name}\b[^:]*:\s*", "", summary(conf / f"{name}.yaml")) for name in names
+    }
 
 
 def summary(path: Path) -> str:
@@ -64,7 +66,7 @@ def choices(conf: Path, group: str) -> dict[str, str]:
 
 
 def defaults(conf: Path, verb: str) -> dict[str, tuple[str, str]]:
-    """The groups of a verb: key on the command line -> (group, default), root configs it builds on included."""
+    """A verb's groups: key on the command line -> (group, default); of the configs that it builds on, too."""
     found: dict[str, tuple[str, str]] = {}
     for line in _defaults_list(conf / f"{verb}.yaml"):
         match = _ENTRY.fullmatch(line)
@@ -137,9 +139,9 @@ def overview(conf: Path) -> str:
             *_table(verbs(conf)),
             "",
             "Examples:",
-            "  judgebench run                              the embedded model on the starter set: no key, no server",
+            "  judgebench run                         the embedded model on the starter set; needs no key",
             "  judgebench run limit=20 candidate.temperature=0 output_dir=runs/first",
-            "  judgebench run -m judge=JUDGE1,JUDGE2       a sweep: one job for each, and one leaderboard of all",
+            "  judgebench run -m judge=JUDGE1,JUDGE2  a sweep: one job for each, and one leaderboard of all",
             "",
             "Groups (GROUP=CHOICE; the roles candidate, baseline and judge take a model):",
             *_table(named),
@@ -190,15 +192,15 @@ def details(conf: Path, verb: str) -> str:
         "Flags:",
         *_table(
             {
-                "-m, --multirun": "a sweep: each KEY=A,B multiplies the jobs; DIR/0, DIR/1 … and one leaderboard",
+                "-m, --multirun": "a sweep: a job for each KEY=A,B, in DIR/0, DIR/1 …, and one leaderboard",
                 "--fail-fast": "end a sweep at the first failed job",
-                "--config-dir DIR": "a folder with confs of your own, laid out like ours (DIR/model/NAME.yaml)",
-                "--cfg job": "print the composed configuration (job, hydra, all) instead of running; --resolve, --package",
-                "--info defaults": "print where it comes from (all, config, defaults, defaults-tree, plugins, searchpath)",
+                "--config-dir DIR": "a folder with confs of your own, as in DIR/model/NAME.yaml",
+                "--cfg job": "print the composed configuration (job, hydra, all); --resolve, --package KEY",
+                "--info defaults": "print where it comes from (defaults-tree, searchpath, plugins, all)",
             }
         ),
         "",
-        "Text may hold anything: candidate.name=org/name=v2. With a comma, quote it: \"candidate.name='a,b'\".",
+        "Text may hold anything: candidate.name=org/a=v2. With a comma, quote it: \"candidate.name='a,b'\".",
         "+KEY=VALUE adds a setting that the conf does not list (+candidate.top_k=40), ~KEY removes one.",
         "",
         "Exit codes:",

@@ -16,6 +16,7 @@ from judgebench.cli import conf_dir, invoke, main
 from judgebench.errors import ConfigError, DataError
 from judgebench.overrides import quote
 
+MODEL = "label: null\ntemperature: 0\nbase_url: null\n_target_: fake_verbs.Model\n"
 CONF = {
     "run.yaml": """\
         # judgebench run: complete and judge. More here.
@@ -36,12 +37,19 @@ CONF = {
         prompt: null
         output_dir: null # default: a new folder
         """,
-    "plan.yaml": "# judgebench plan: what a run would cost.\ndefaults:\n  - run\n  - _self_\n\n_target_: fake_verbs.Plan\n",
+    "plan.yaml": """\
+        # judgebench plan: what a run would cost.
+        defaults:
+          - run
+          - _self_
+
+        _target_: fake_verbs.Plan
+        """,
     "rank.yaml": "# judgebench rank: rank again.\n_target_: fake_verbs.Rank\nruns: []\nmethod: mean\noutput_dir: null\n",
-    "forget.yaml": "# judgebench forget: delete.\n_target_: fake_verbs.Forget\nwhere: {}\n\"yes\": false # do not ask\n",
+    "forget.yaml": '# judgebench forget: delete.\n_target_: fake_verbs.Forget\nwhere: {}\n"yes": false # do not ask\n',
     "bare.yaml": "just: a file\n",
-    "model/local.yaml": "# The embedded model.\n_target_: fake_verbs.Model\nname: gemma\nlabel: null\ntemperature: 0\nbase_url: null\n",
-    "model/big.yaml": "# A big one.\n_target_: fake_verbs.Model\nname: ???\nlabel: null\ntemperature: 0\nbase_url: null\n",
+    "model/local.yaml": "# The embedded model.\nname: gemma\n" + MODEL,
+    "model/big.yaml": "# A big one.\nname: ???\n" + MODEL,
     "model/vendor/large.yaml": "# Of a vendor.\n_target_: fake_verbs.Model\nname: vendor/large\n",
     "model/lacking.yaml": "_target_: no_such_package.Model\nname: x\n",
     "protocol/pair.yaml": "# Two answers side by side.\nkind: pair\n",
@@ -67,7 +75,7 @@ CONF = {
     "experiment/text.yaml": "# @package _global_\njudge: gpt-5\n",
 }
 
-VERBS = '''
+VERBS = """
 import logging
 import os
 from judgebench.errors import ConfigError, DataError, Interrupted
@@ -102,10 +110,9 @@ class Run:
         return {"missing": 3, "pending": 75}.get(name)
 
 class Plan(Run):
-    output = "never"
+    pass
 
 class Rank:
-    output = "asked"
     def __init__(self, runs, method, output_dir):
         self.result = runs
     def __call__(self, job):
@@ -123,7 +130,7 @@ def combine_sweep(out):
     if os.environ.get("FAKE_COMBINE"):
         raise DataError("nothing to combine")
     (out / "combined.txt").write_text(" ".join(sorted(p.name for p in out.iterdir() if p.name.isdigit())))
-'''
+"""
 
 
 @pytest.fixture(scope="session")
@@ -186,7 +193,11 @@ def test_exit_status_is_the_verbs(conf: Path, name: str, status: int) -> None:
 
 
 def test_text_stays_text(conf: Path) -> None:
-    done = invoke("run", ["candidate.name=1e3", "candidate.label=off", "judge.name=org/a=v2", "output_dir=C:\\tmp\\"], conf=conf)
+    done = invoke(
+        "run",
+        ["candidate.name=1e3", "candidate.label=off", "judge.name=org/a=v2", "output_dir=C:\\tmp\\"],
+        conf=conf,
+    )
     assert done.result["candidate"].name == "1e3"
     assert done.result["candidate"].label == "off"
     assert done.result["judge"].name == "org/a=v2"
@@ -223,7 +234,11 @@ def test_a_typo_leaves_no_folder(conf: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             invoke("run", words, conf=conf)
         with pytest.raises(ConfigError):
-            invoke("run", [*words, "judge=local,local" if words != ["judge=gpt5"] else "limit=1,2"][:1], conf=conf)
+            invoke(
+                "run",
+                [*words, "judge=local,local" if words != ["judge=gpt5"] else "limit=1,2"][:1],
+                conf=conf,
+            )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -280,7 +295,10 @@ def test_an_interpolation_in_text_names_the_escape(conf: Path, capsys: pytest.Ca
     assert main(["run", "prompt='cost is ${x} dollars'"], conf) == 1
     assert "prompt: there is no setting 'x' to fill in. If ${x} is meant as text" in (text := said(capsys))
     assert "\\${x}" in text
-    assert invoke("run", ["prompt='cost is \\${x} dollars'"], conf=conf).result["prompt"] == "cost is ${x} dollars"
+    assert (
+        invoke("run", ["prompt='cost is \\${x} dollars'"], conf=conf).result["prompt"]
+        == "cost is ${x} dollars"
+    )
     for text in ("${x}", "$#${", "a \\${b} c\\"):  # as a file's text would arrive
         escaped = text.replace("\\${", "\\\\${").replace("${", "\\${")
         assert invoke("run", [f"prompt={quote(escaped)}"], conf=conf).result["prompt"] == text
@@ -292,7 +310,10 @@ def test_unexpected_errors_name_the_log(
     conf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["run", "candidate.name=boom", "output_dir=out"], conf) == 1
-    assert f"judgebench run: unexpected RuntimeError: it broke second line; the traceback is in {Path('out/log.txt')}." in said(capsys)
+    assert (
+        f"judgebench run: unexpected RuntimeError: it broke second line; the traceback is in {Path('out/log.txt')}."
+        in said(capsys)
+    )
     assert "Traceback" in Path("out/log.txt").read_text()
     assert json.loads(Path("out/status.json").read_text())["error"] == "RuntimeError: it broke"
     assert main(["run", "candidate.name=data", "output_dir=out"], conf) == 1
@@ -319,8 +340,13 @@ def test_interrupted(conf: Path, capsys: pytest.CaptureFixture[str], name: str) 
 
 
 def test_judges(conf: Path) -> None:
-    done = invoke("run", ["judges.strict=local", "judges.strict.name=007", "judges.big=vendor/large"], conf=conf)
-    assert {name: judge.name for name, judge in done.result["judges"].items()} == {"strict": "007", "big": "vendor/large"}
+    done = invoke(
+        "run", ["judges.strict=local", "judges.strict.name=007", "judges.big=vendor/large"], conf=conf
+    )
+    assert {name: judge.name for name, judge in done.result["judges"].items()} == {
+        "strict": "007",
+        "big": "vendor/large",
+    }
     done = invoke("run", ["experiment=panel", "judges.a=vendor/large", "judges.c=local"], conf=conf)
     assert {name: judge.name for name, judge in done.result["judges"].items()} == {
         "a": "vendor/large", "b": "gemma", "c": "gemma"
@@ -328,12 +354,24 @@ def test_judges(conf: Path) -> None:
 
 
 def test_sweep(conf: Path, tmp_path: Path) -> None:
-    done = invoke("run", ["candidate.name=1e3,b", "judge=local,vendor/large", "output_dir=out"], multirun=True, conf=conf)
+    done = invoke(
+        "run",
+        ["candidate.name=1e3,b", "judge=local,vendor/large", "output_dir=out"],
+        multirun=True,
+        conf=conf,
+    )
     assert done.status == 0
     assert done.folder == Path("out")
     assert done.notes == ()
     assert [job.number for job in done.result] == [0, 1, 2, 3]
-    assert sorted(path.name for path in Path("out").iterdir()) == ["0", "1", "2", "3", "combined.txt", "sweep.json"]
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "combined.txt",
+        "sweep.json",
+    ]
     assert sorted(path.name for path in Path("out/0").iterdir()) == ["log.txt", "run.json", "status.json"]
     assert "working on 1e3" in Path("out/0/log.txt").read_text()
     marker = json.loads(Path("out/sweep.json").read_text())
@@ -382,7 +420,9 @@ def test_what_only_a_job_can_find_wrong_fails_only_that_job(conf: Path) -> None:
 
 
 def test_fail_fast_and_interrupts_end_a_sweep(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = invoke("run", ["candidate.name=a,boom,c", "output_dir=x"], multirun=True, fail_fast=True, conf=conf)
+    done = invoke(
+        "run", ["candidate.name=a,boom,c", "output_dir=x"], multirun=True, fail_fast=True, conf=conf
+    )
     assert [job.status for job in done.result] == [0, 1]
     assert done.status == 1
     assert "later jobs did not start" in done.notes[0]
@@ -407,7 +447,9 @@ def test_a_sweep_that_cannot_be_composed_changes_nothing(conf: Path, tmp_path: P
         invoke("run", ["output_dir=out"], conf=conf)
 
 
-def test_combining_may_fail(conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_combining_may_fail(
+    conf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FAKE_COMBINE", "1")
     assert main(["run", "-m", "limit=1,2"], conf) == 1
     assert "could not be combined: nothing to combine" in said(capsys)
@@ -501,7 +543,12 @@ def test_completion(conf: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         return capsys.readouterr().out.split()
 
     assert query("judgebench r") == ["run", "plan", "rank", "forget"]
-    assert query("judgebench run judge=") == ["judge=big", "judge=lacking", "judge=local", "judge=vendor/large"]
+    assert query("judgebench run judge=") == [
+        "judge=big",
+        "judge=lacking",
+        "judge=local",
+        "judge=vendor/large",
+    ]
     assert query("judgebench run limit=1 protocol=p") == ["protocol=pair", "protocol=point"]
     assert "candidate." in query("judgebench run cand")
     assert main(["-sc", "install=bash"], conf) == 0
@@ -513,7 +560,9 @@ def test_help_is_there_in_a_moment(tmp_path: Path) -> None:
     for _ in range(3):
         start = time.perf_counter()
         code = "import sys, judgebench.cli as c; c.main(['--help']); print([m for m in ('hydra','pandas','pyarrow','yaml') if m in sys.modules])"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+        )
         took.append(time.perf_counter() - start)
         assert done.stdout.splitlines()[-1] == "[]"
     assert min(took) < 0.7

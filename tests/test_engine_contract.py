@@ -207,19 +207,18 @@ print([name for name in {case.vendors!r} if name in sys.modules])
 @asking
 def test_law_5_closing_cancels_and_frees(case: Case) -> None:
     async def work(server: Server) -> tuple[int, int]:
-        case_engine = case.make(server)
-        async for _ in case_engine.run(
-            feed([ask(server, "0")])
-        ):  # what a library keeps for good is there now
-            pass
+        engine = case.make(server)
+        async for _ in engine.run(feed([ask(server, "0")])):
+            pass  # what a library keeps for good is there now
         before = len(asyncio.all_tasks())
-        run = case_engine.run(feed(ask(server, str(number)) for number in range(1, 30)))
-        first = asyncio.ensure_future(anext(run))
+        run = engine.run(feed(ask(server, str(number)) for number in range(1, 30)))
+        assert isinstance(await anext(run), Response)
+        waiting = asyncio.ensure_future(anext(run))
         await until(lambda: server.in_flight == 8)
         start = time.monotonic()
-        first.cancel()
+        waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await first
+            await waiting
         await run.aclose()
         assert time.monotonic() - start < 2
         await until(lambda: len(asyncio.all_tasks()) <= before)

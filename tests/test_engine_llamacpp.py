@@ -212,7 +212,7 @@ def events() -> dict[str, Event]:
     asked = [
         greedy("The capital of France is", "plain"),
         greedy(
-            VERDICT, "verdict", max_tokens=2, grammar=LETTER, logprobs={"count": 12, "positions": "first"}
+            VERDICT, "verdict", max_tokens=2, grammar=LETTER, logprobs={"count": 40, "positions": "first"}
         ),
         greedy("One, two,", "all", max_tokens=4, logprobs={"count": 2, "positions": "all"}),
         greedy("One, two, three, four,", "stopped", max_tokens=20, stop=[" seven"]),
@@ -260,7 +260,7 @@ def test_a_grammar_gives_a_verdict_and_raw_logprobs(events: dict[str, Event]) ->
     assert len(positions) == 1
     assert set(positions[0]) == {"token", "logprob", "top_logprobs"}
     tops = positions[0]["top_logprobs"]
-    assert len(tops) == 12
+    assert len(tops) == 40
     assert all(set(top) == {"token", "logprob"} for top in tops)
     assert {" A", " B"} <= {top["token"] for top in tops}
 

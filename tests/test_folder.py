@@ -57,7 +57,9 @@ def test_a_file_or_a_foreign_parent_is_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(ConfigError, match=r"cannot be made .*belongs to .*output_dir="):
         claim(tmp_path / "file" / "deeper")
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ConfigError, match=rf"{tmp_path} cannot be made or written \(not writable\).*belongs to"):
+    with pytest.raises(
+        ConfigError, match=rf"{tmp_path} cannot be made or written \(not writable\).*belongs to"
+    ):
         claim(tmp_path)
 
 
@@ -118,7 +120,9 @@ def test_a_job_has_log_and_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_what_is_raised_is_in_the_log_first(tmp_path: Path, error: BaseException, status: int, text: str) -> None:
+def test_what_is_raised_is_in_the_log_first(
+    tmp_path: Path, error: BaseException, status: int, text: str
+) -> None:
     def act() -> tuple[int, object]:
         raise error
 

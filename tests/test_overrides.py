@@ -27,7 +27,8 @@ def test_text_settings_stay_what_was_typed(key: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["output_dir", "store.root", "data_dir", "benchmark.path", "judge.base_url", "judge.label", "where.x"]
+    "key",
+    ["output_dir", "store.root", "data_dir", "benchmark.path", "judge.base_url", "judge.label", "where.x"],
 )
 @pytest.mark.parametrize("text", [text for text in AWKWARD if text not in ("null", "[a]")])
 def test_all_text_settings(key: str, text: str) -> None:
@@ -87,7 +88,9 @@ def test_judges() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("word", ["limit=3", "~judge", "+judge.top_k=4", "hydra.job.name=x", "a=[1,2]", "seed.order=1e3"])
+@pytest.mark.parametrize(
+    "word", ["limit=3", "~judge", "+judge.top_k=4", "hydra.job.name=x", "a=[1,2]", "seed.order=1e3"]
+)
 def test_the_rest_is_hydras(word: str) -> None:
     assert prepare([word]) == [word]
 
@@ -124,7 +127,9 @@ def test_sweeps_of_text() -> None:
     assert prepare(["where.model_a=[a,b],[c]"], multirun=True) == ["+where.model_a=[a,b],[c]"]
 
 
-@pytest.mark.parametrize("word", ["candidate.name=a,b", "where.model_a=a,b", "judges.x.name='a','b'", "name=f(a,b"])
+@pytest.mark.parametrize(
+    "word", ["candidate.name=a,b", "where.model_a=a,b", "judges.x.name='a','b'", "name=f(a,b"]
+)
 def test_a_comma_without_multirun_names_both_ways_out(word: str) -> None:
     with pytest.raises(ConfigError, match=r"add -m; .*quote it: \".*='.*'\"") as caught:
         prepare([word])
@@ -167,19 +172,32 @@ def test_a_pasted_value_of_a_key_variable_is_refused(monkeypatch) -> None:
     assert prepare(["judge.api_key_env=OPENAI_API_KEY"]) == ["judge.api_key_env=OPENAI_API_KEY"]
 
 
-@pytest.mark.parametrize("word", ["judge.max_tokens=5", "judge.api_key=null", "judge.name=org/ask-me", "~judge.api_key"])
+@pytest.mark.parametrize(
+    "word", ["judge.max_tokens=5", "judge.api_key=null", "judge.name=org/ask-me", "~judge.api_key"]
+)
 def test_no_secrets(word: str) -> None:
     prepare([word])
 
 
 def test_scrub() -> None:
     held = frozenset({"s3cret-value"})
-    config = {"api_key": "x", "api_key_env": "NAME", "max_tokens": 5, "deep": [{"token": None, "url": "a?k=s3cret-value"}]}
+    config = {
+        "api_key": "x",
+        "api_key_env": "NAME",
+        "max_tokens": 5,
+        "deep": [{"token": None, "url": "a?k=s3cret-value"}],
+    }
     assert scrub(config, held) == {
         "api_key": "***", "api_key_env": "NAME", "max_tokens": 5, "deep": [{"token": None, "url": "a?k=***"}]
     }  # fmt: skip
     assert scrub_text("key sk-abcdef1234 here", frozenset()) == "key *** here"
-    environ = {"A_KEY": "abcdef", "MONKEY": "banana", "KEY_FILE": "/etc/key", "SHORT_KEY": "abc", "HOME": "whatever"}
+    environ = {
+        "A_KEY": "abcdef",
+        "MONKEY": "banana",
+        "KEY_FILE": "/etc/key",
+        "SHORT_KEY": "abc",
+        "HOME": "whatever",
+    }
     assert secrets(environ) == {"abcdef", "banana"}
 
 

@@ -84,7 +84,8 @@ class LlamaCpp:
         context: tokens of prompt and answer together, for each slot.
         threads: CPU threads; null for all cores.
         prefix_cache: keep a slot's tokens and skip those that the next prompt begins with.
-        loaded: models kept in memory; the one not used for longest is freed after its last call.
+        loaded: models kept in memory; before one more is loaded, calls in flight are awaited and the one
+            not used for longest is freed. Streams that interleave more models than this reload at each change.
     """
 
     slots: int = 4
@@ -139,8 +140,9 @@ class _Session:
         async with self.loading:
             model = self.models.pop((weights, template), None)
             if model is None:
-                while len(self.models) >= self.engine.loaded:
-                    del self.models[next(iter(self.models))]
+                if len(self.models) >= self.engine.loaded:
+                    await self.calls_ended()  # and none begins: all of them pass this lock
+                    self.models.pop(next(iter(self.models))).free()
                 model = await self.in_thread(_Model, self.engine, weights, template)
             self.models[weights, template] = model
         if "messages" in request.input and not model.takes_chat:
@@ -156,13 +158,17 @@ class _Session:
         call.add_done_callback(self.calls.discard)
         return await asyncio.wrap_future(call)
 
+    async def calls_ended(self) -> None:
+        waits = [asyncio.wrap_future(call) for call in self.calls]
+        await asyncio.gather(*waits, return_exceptions=True)
+
     async def close(self) -> None:
         """Wait for calls in flight (each ends at its next token or prompt chunk), then free all."""
         try:
-            waits = [asyncio.wrap_future(call) for call in list(self.calls)]
-            await asyncio.gather(*waits, return_exceptions=True)
+            await self.calls_ended()
+            for model in self.models.values():
+                model.free()
         finally:
-            self.models.clear()
             self.threads.shutdown(wait=not self.calls)
 
 
@@ -202,9 +208,13 @@ class _Model:
         params.api_keys = [secrets.token_hex(16)]
         params.n_threads_http, params.ui, params.endpoint_slots = 1, False, False
         try:
-            self.server = xllamacpp.Server(params)
+            self.server: Any = xllamacpp.Server(params)
         except RuntimeError as error:
             raise EngineError(f"llama.cpp cannot load {str(self.path)!r}: {error}") from None
+
+    def free(self) -> None:
+        """End its threads and give its memory back now: tracebacks of cancelled tasks still hold `self`."""
+        self.server = None
 
     def answer(self, request: Request, body: dict[str, Any], cancelled: threading.Event) -> Response:
         chunks: list[dict[str, Any]] = []

@@ -18,13 +18,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from judgebench import __version__
 from judgebench.engine import Attempt, Failure, Response
 from judgebench.request import Descriptor, Request, clean
 from judgebench.store import layout, schema
 from judgebench.store.writer import Write, Writer
 
 IN_CHUNK = 500  # host parameters of one IN (…): 134,000 to 172,000 rows a second here, see docs/store.md
-CREATED_BY = "judgebench 0.1.0"
+CREATED_BY = f"judgebench {__version__}"
 
 
 class Answer(NamedTuple):

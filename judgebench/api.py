@@ -1,0 +1,206 @@
+"""The Python surface: `judge` a data frame, `rank` verdicts, `run` an experiment.
+
+The same code as the command line, on the same store; works inside a notebook's running loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from judgebench import loop, ranking
+from judgebench.answers import Conversation
+from judgebench.benchmark import Instruction
+from judgebench.cli import conf_dir, invoke
+from judgebench.engine import Engine
+from judgebench.errors import ConfigError, DataError, choices
+from judgebench.judgements import Judgements, Match
+from judgebench.model import Model
+from judgebench.progress import watch
+from judgebench.protocol import Protocol
+from judgebench.request import Request, clean, digest
+from judgebench.stage import Tally, fill
+from judgebench.store import RoleRoot, default_root
+from judgebench.verbs import Result
+from judgebench.verdict import battles
+
+
+@dataclass(frozen=True)
+class _Given:
+    """One model's answers, as a frame holds them."""
+
+    label: str
+    benchmark: str
+    by_item: Mapping[str, list[Conversation]]
+
+
+def judge(
+    frame: pd.DataFrame,
+    *,
+    judge: str | Model = "local",
+    protocol: str | Protocol = "pairwise_logprob",
+    benchmark: str = "frame",
+    store: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    order_seed: int = 0,
+    engine: Engine | None = None,
+) -> pd.DataFrame:
+    """Judge the answers in a data frame.
+
+    Args:
+        frame: one row an item: `instruction`, `output_a` and, for pairwise protocols, `output_b`
+            (text); optionally `instruction_id` (default: the row's number), `model_a`, `model_b`
+            (default `a`, `b`), `reference`, `system`, `category`, `language`, `cluster_id`.
+        judge: a conf's name (`conf/model/`) or a `Model`.
+        protocol: a conf's name (`conf/protocol/`) or a `Protocol`.
+        benchmark: the name under which the store keeps what the answers were used for.
+        store: the store root; default `$JUDGEBENCH_STORE` or the user's data folder.
+        data_dir: for official prompts.
+        order_seed: places answers where the protocol draws the order.
+        engine: instead of the judge's own.
+
+    Returns:
+        The verdicts (`judgebench.verdict.VERDICT_SCHEMA`), one row a judgement, in input order, with
+        the input row's position in a first column `row` (int64). `preference` is P(the answer in slot
+        `model_b` of that prompt is better); `battles` or `rank` undo the order.
+
+    Raises:
+        ConfigError, DataError: an unknown name, a missing column, null text, a duplicate item.
+        EngineError: a judge that cannot be used.
+    """
+    chosen = protocol if isinstance(protocol, Protocol) else _conf("protocol", protocol, Protocol)
+    model = judge if isinstance(judge, Model) else _conf("model", judge, Model)
+    matches, rows = _matches(frame, chosen.mode == "pairwise", benchmark)
+    judgements = Judgements(
+        chosen, {"judge": model}, matches, order_seed, Path(data_dir) if data_dir else None
+    )
+    tally = Tally()
+    root = Path(store).expanduser().absolute() if store else default_root()
+
+    def engine_of(request: Request) -> Engine:
+        return model.require_engine(engine)
+
+    async def work(stop: asyncio.Event) -> None:
+        with (
+            closing(RoleRoot(root, "judgements", secrets.token_hex(8))) as kept,
+            watch("judgements", tally),
+        ):
+            await fill(
+                judgements.requests(),
+                store=kept,
+                engine_of=engine_of,
+                deliver=judgements.take,
+                tally=tally,
+                stop=stop,
+            )
+
+    loop.wait(work)
+    verdicts = judgements.verdicts()
+    keys = zip(
+        verdicts["candidate"], verdicts["baseline"].fillna(""), verdicts["instruction_id"], strict=True
+    )
+    verdicts.insert(0, "row", [rows[key] for key in keys])
+    return verdicts.sort_values("row", kind="stable", ignore_index=True)
+
+
+def rank(
+    verdicts: pd.DataFrame,
+    *,
+    confidence: float = 0.95,
+    interval: str = "analytic",
+    resamples: int = 1000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """The leaderboard of a verdict frame; see `judgebench.ranking.leaderboard`."""
+    return ranking.leaderboard(
+        battles(verdicts), confidence=confidence, interval=interval, resamples=resamples, seed=seed
+    )
+
+
+def run(overrides: Sequence[str] = ()) -> Result:
+    """`judgebench run` with these overrides; returns its frames and folder.
+
+    Raises:
+        JudgebenchError: what the command line would say.
+    """
+    result = invoke("run", list(overrides)).result
+    assert isinstance(result, Result)
+    return result
+
+
+def _conf(group: str, name: str, kind: type) -> Any:
+    """A conf of a group, built."""
+    from hydra.utils import instantiate
+
+    place = conf_dir() / group
+    path = place / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{group}: {choices(name, (p.stem for p in place.glob('*.yaml')))}")
+    built = instantiate(OmegaConf.load(path), _convert_="all")
+    assert isinstance(built, kind)
+    return built
+
+
+def _matches(
+    frame: pd.DataFrame, pairwise: bool, benchmark: str
+) -> tuple[list[Match], dict[tuple[str, str, str], int]]:
+    needed = ["instruction", "output_a", *(["output_b"] if pairwise else [])]
+    for name in needed:
+        if name not in frame.columns:
+            raise DataError(f"The frame has no such column: {choices(name, map(str, frame.columns))}")
+        empty = frame[name].isna().to_numpy().nonzero()[0]
+        if len(empty):
+            raise DataError(f"{name} is null in row {empty[0]} and {len(empty) - 1} more; drop or fill them.")
+    sides: dict[tuple[str, str], tuple[dict[str, list[Conversation]], dict[str, list[Conversation]]]] = {}
+    rows: dict[tuple[str, str, str], int] = {}
+    for position, row in enumerate(frame.to_dict("records")):
+        item = _instruction(row, position)
+        first, second = str(row.get("model_a", "a")), str(row.get("model_b", "b"))
+        # Source order is (baseline, candidate): with two answers the second one is the candidate.
+        candidate, baseline = (second, first) if pairwise else (first, "")
+        key = (candidate, baseline, item.instruction_id)
+        if key in rows:
+            raise DataError(f"Rows {rows[key]} and {position} both hold {key}: ids must tell items apart.")
+        rows[key] = position
+        mine, theirs = sides.setdefault((candidate, baseline), ({}, {}))
+        mine[item.instruction_id] = [_talk(item, row["output_b" if pairwise else "output_a"])]
+        if pairwise:
+            theirs[item.instruction_id] = [_talk(item, row["output_a"])]
+    matches = [
+        Match(_Given(candidate, benchmark, mine), _Given(baseline, benchmark, theirs) if pairwise else None)
+        for (candidate, baseline), (mine, theirs) in sides.items()
+    ]
+    return matches, rows
+
+
+def _instruction(row: Mapping[Any, Any], position: int) -> Instruction:
+    def text(name: str) -> str | None:
+        value = row.get(name)
+        return None if value is None or value != value else clean(str(value))  # NaN differs from itself
+
+    identity = text("instruction_id") or str(position)
+    reference = text("reference")
+    return Instruction(
+        instruction_id=identity,
+        turns=(clean(str(row["instruction"])),),
+        system=text("system"),
+        reference=None if reference is None else (reference,),
+        category=text("category"),
+        language=text("language"),
+        cluster_id=text("cluster_id") or identity,
+    )
+
+
+def _talk(item: Instruction, output: Any) -> Conversation:
+    talk = Conversation(item, 0)
+    # Lineage of an answer that came in a frame: its content.
+    talk.add(clean(str(output)), f"frame:{digest(clean(str(output)))}:0", None, "imported")
+    return talk
