@@ -209,8 +209,13 @@ class Answers:
 
 
 def missing_reason(talks: Iterable[Conversation | None]) -> str | None:
-    """Why one of these conversations is incomplete; null where all are complete."""
+    """Why one of these conversations is incomplete; null where all are complete.
+
+    `not_shipped` is nobody's failure; any other reason gets `answer_` before it, which tells a
+    candidate that failed from a judge that did.
+    """
     for talk in talks:
         if talk is not None and not talk.complete:
-            return talk.reason or "previous_turn_failed"
+            reason = talk.reason or "previous_turn_failed"
+            return reason if reason == "not_shipped" else f"answer_{reason}"
     return None

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from judgebench import loop, ranking
 from judgebench.answers import Conversation
 from judgebench.benchmark import Instruction
-from judgebench.cli import conf_dir, invoke
+from judgebench.cli import invoke
 from judgebench.engine import Engine
 from judgebench.errors import ConfigError, DataError, choices
 from judgebench.judgements import Judgements, Match
@@ -29,6 +29,7 @@ from judgebench.protocol import Protocol
 from judgebench.request import Request, clean, digest
 from judgebench.stage import Tally, fill
 from judgebench.store import RoleRoot, default_root
+from judgebench.usage import conf_dir
 from judgebench.verbs import Result
 from judgebench.verdict import battles
 

@@ -21,19 +21,11 @@ from judgebench import usage
 from judgebench.errors import ConfigError, Interrupted, JudgebenchError, choices
 from judgebench.folder import ERROR, INTERRUPTED, LOG, Invocation, Job
 from judgebench.overrides import scrub_text
+from judgebench.usage import conf_dir
 
 __all__ = ["Invocation", "Job", "conf_dir", "invoke", "main"]
 
 _COMPLETION = ("-sc", "--shell-completion", "--shell_completion")
-
-
-def conf_dir() -> Path:
-    """The folder of the root configs: in the wheel, or beside the package in a checkout."""
-    here = Path(__file__).resolve().parent
-    for path in (here / "conf", here.parent / "conf"):
-        if (path / "run.yaml").is_file():
-            return path
-    raise ConfigError(f"The folder conf/ is missing beside {here}: judgebench is not installed as a whole.")
 
 
 def invoke(

@@ -243,31 +243,32 @@ def recorded(
     """Call, with the job's log and status file around it: what is raised is in the log first."""
     if folder is not None:
         write_status(folder, told, None)
-    with logging_to(folder):
-        try:
-            status, result = act()
-        except BaseException as error:
-            stopped = isinstance(error, (KeyboardInterrupt, Interrupted))
-            code = INTERRUPTED if stopped else ERROR
-            text = first_line(error) or ("interrupted" if stopped else type(error).__name__)
-            log.log(
-                logging.WARNING if stopped else logging.ERROR,
-                "%s",
-                text,
-                exc_info=True,
-                extra={"quiet": True},
-            )
-            if folder is not None:
-                write_status(folder, told, code, text)
-            raise
-    if folder is not None:
-        write_status(folder, told, status)
+    try:
+        with logging_to(folder):
+            try:
+                status, result = act()
+            except BaseException as error:
+                level = logging.WARNING if _stopped(error) else logging.ERROR
+                log.log(level, "%s", first_line(error), exc_info=True, extra={"quiet": True})
+                raise
+        if folder is not None:
+            write_status(folder, told, status)
+    except BaseException as error:  # also one that comes while another is being logged: a second Ctrl-C
+        if folder is not None:
+            write_status(folder, told, INTERRUPTED if _stopped(error) else ERROR, first_line(error))
+        raise
     return status, result
+
+
+def _stopped(error: BaseException) -> bool:
+    return isinstance(error, (KeyboardInterrupt, Interrupted))
 
 
 def first_line(error: BaseException) -> str:
     """An error in a line: its kind only where it is no error meant for people."""
     text = next(iter(str(error).strip().splitlines()), "")
-    if not isinstance(error, (JudgebenchError, KeyboardInterrupt)):
+    if isinstance(error, KeyboardInterrupt):
+        return text or "interrupted"
+    if not isinstance(error, JudgebenchError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return scrub_text(text)

@@ -21,8 +21,8 @@ from judgebench.reply import BLANK, Units, cleaned, is_refusal
 
 _NOUNS = (
     "assistant answer response output model candidate reply completion text solution summary translation"
-    " story essay system assistent assistente asistente antwort respuesta resposta réponse risposta ответ ассистент"
-    " 助手 回答 答案 模型 アシスタント 어시스턴트"
+    " story essay system assistent assistente asistente antwort respuesta resposta réponse risposta"
+    " ответ ассистент 助手 回答 答案 模型 アシスタント 어시스턴트"
 ).split()
 _TIES = (
     "tie tied draw equal equallygood bothequal bothareequal empate égalité unentschieden gleichstand pareggio"
@@ -32,14 +32,18 @@ _NOUN = f"(?:{'|'.join(_NOUNS)})s?"
 _SEPARATORS = re.compile(r"[\s()\[\]{}\"'*_]+")
 
 _BRACKET = re.compile(r"\[ ?\[\s*([^\[\]\n]{1,60}?)\s*\] ?\]")
-# What stands before a label, in its own clause, when the label is not the judge's.
+_REACH = 200  # characters before a label that may take it back
+# What stands before a label, in its own clause, when the label is supposed or reported.
 _SUPPOSED = re.compile(
     r"(?:\b(?:would|could|might|should|may)(?:n't)? (?:\w+ )?have (?:\w+ ){0,3}"
     r"|\b(?:graders?|judges?|people|readers?|reviewers?|evaluators?|others?|one|someone|some|many|they|users?)"
     r" (?:would|could|might|may) (?:\w+ ){0,3}"
     r"|\bif (?!I (?:must|had to|have to|need to))(?:\w+ ){0,12}"
     r"|\b(?:says?|said|saying|writes?|wrote|claims?|contains?|includes?|prints?|ends with|closes with"
-    r"|injects?|instructs?|demands?|quotes?|tells (?:\w+ )?to \w+)(?: the (?:\w+ )?| a | an | )?[:(]?\s*)$",
+    r"|injects?|instructs?|demands?|quotes?|(?:asked|asks|told|tells) (?:\w+ )?to \w+)"
+    r"(?: the (?:\w+ )?| a | an | )?[:(]?\s*"
+    r"|\bthe (?:text|string|words?|phrase|line|marker) "
+    r"|(?:^|[:,;] )(?:please )?(?:output|print|write|return|(?:answer|respond|reply) with) )$",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
@@ -48,7 +52,7 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 _CONDITION_AFTER = re.compile(
-    r"\s*(?:if|when|means?|stands for|for an? (?:tie|draw)|would|could)\b", re.IGNORECASE
+    r"\s*(?:\?|(?:if|when|means?|stands for|for an? (?:tie|draw)|would|could)\b)", re.IGNORECASE
 )
 _RETRACTION = re.compile(
     r"\bI(?:'ve| have)? changed? my mind|\bI (?:must |have to |need to |should )?(?:revise|correct myself"
@@ -58,9 +62,10 @@ _RETRACTION = re.compile(
 
 _LEAD = (
     r"(?:(?:so|therefore|thus|hence|overall|finally|in (?:conclusion|summary|short|sum|the end|my opinion)"
-    r"|on balance|all in all|to sum up|for these reasons|all things considered|因此|所以|综上所述|综上|总之"
-    r"|总体而言|总的来说|したがって|よって)\b\s*[,，:：、]?\s*"
-    r"(?:(?:based on|given|considering|in light of)(?:(?!\b(?:alone|only|solely|purely)\b)[^,;.]){1,150},\s*)?)"
+    r"|on balance|all in all|to sum up|for these reasons|all things considered|因此|所以|综上所述"
+    r"|综上|总之|总体而言|总的来说|したがって|よって)\b\s*[,，:：、]?\s*"
+    r"(?:(?:based on|given|considering|in light of)(?:(?!\b(?:alone|only|solely|purely)\b)[^,;.]){1,150}"
+    r",\s*)?)"
 )
 _CUE_NOUN = (
     rf"(?:verdict|decision|winner|judge?ment|grade|preference|vote|(?:better|best|stronger) (?:{_NOUN}|one)"
@@ -81,7 +86,7 @@ _MY_CHOICE = re.compile(
     re.IGNORECASE,
 )
 _OTHER_HEADING = re.compile(
-    r"answer|option|question|solution|response|antwort|respuesta|答案|^#|:$", re.IGNORECASE
+    r"answer|option|question|solution|response|antwort|respuesta|答案|^#|:$|^\W*\w[).:]\s", re.IGNORECASE
 )
 
 _ADVERB = (
@@ -234,7 +239,8 @@ class LabelRules:
 
     def _is_owned(self, unit: str, stated: Stated, denied: set[str]) -> bool:
         """Whether a bracketed label is the judge's own verdict, by the words around it."""
-        before = unit[: unit.rindex("[", 0, unit.rindex("[", 0, stated.end))].rstrip("[ ") + " "
+        start = unit.rindex("[", 0, unit.rindex("[", 0, stated.end))
+        before = unit[max(start - _REACH, 0) : start].rstrip("[ ") + " "
         if _DENIED.search(before):
             denied.add(stated.label or "")
             return False
@@ -332,7 +338,8 @@ class LabelRules:
 
 def _alternatives(labels: Iterable[str], has_case: bool) -> str:
     either = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True)) or r"(?!)"
-    return f"(?-i:{either})" if has_case else f"(?:{either})"
+    # ASCII, so that no letter but the label's own two cases matches: "ı" is no "I".
+    return f"(?a-i:{either})" if has_case else f"(?a:{either})"
 
 
 def _subject(label: str) -> str:

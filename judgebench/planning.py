@@ -127,7 +127,7 @@ def plan(prepared: Prepared) -> Iterator[Line]:
     columns = prepared.judgements.columns
     for seat in prepared.judgements.seats:
         waiting = sum(
-            reason in ("not_cached", "previous_turn_failed") and judge == seat.descriptor.hash
+            reason in ("answer_not_cached", "answer_previous_turn_failed") and judge == seat.descriptor.hash
             for reason, judge in zip(columns["reason"], columns["judge_descriptor"], strict=True)
         )
         if waiting:

@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Reasons that lie with the answer that was to be judged; all others are failures of the judge.
-ANSWER_SIDE = frozenset("not_shipped not_cached previous_turn_failed".split())
+ANSWER_SIDE = frozenset({"not_shipped"})
 ANSWER_PREFIX = "answer_"
 
 SIDES = ("benchmark", "protocol", "judge", "candidate", "baseline")

@@ -225,7 +225,8 @@ class LabelLogprobs(Reader):
         """
         other = next(name for name in self.labels if name != label)
         written = re.compile(rf"(?<![A-Za-z0-9]){re.escape(label)}(?![A-Za-z0-9])")
-        for match in reversed(list(written.finditer(output))):
+        # A verdict so early that a hundred mentions follow it is not worth a hundred readings more.
+        for match in list(written.finditer(output))[:-101:-1]:
             changed = output[: match.start()] + other + output[match.end() :]
             if self._words.read_one(changed, finish_reason).label != label:
                 return match.start()
@@ -277,13 +278,14 @@ class Score(Reader):
 
 # A reply that ends in brackets can be read from its last line alone if nothing before them is quotation,
 # code, markup or JSON, and no word in the line could take the verdict back. Everything else goes through
-# the rules, which give the same (tested). Most replies of instructed judges are of this kind, and this
-# reads 100,000 of them a second instead of 30,000.
+# the rules, which give the same (tested). Many replies of instructed judges are of this kind, and this
+# reads 200,000 of them a second where the rules read 30,000.
 _UNUSUAL = '"`\\<>|{&'
 _PLAIN = re.compile(r"[A-Za-z0-9 *#:,.()=-]{0,200}")
 _DOUBT = re.compile(
-    r"\b(?:an?|have|would|could|might|should|may|if|not|never|longer|neither|nor|for|of|than|to|unlike|with"
-    r"|sa(?:y|ys|id|ying)|writes?|wrote|claims?|contains?|includes?|prints?|injects?|instructs?|demands?|quotes?)\b",
+    r"\b(?:an?|the|have|would|could|might|should|may|if|not|never|longer|neither|nor|for|of|than|to|unlike|with"
+    r"|sa(?:y|ys|id|ying)|writes?|wrote|claims?|contains?|includes?|prints?|injects?|instructs?|demands?|quotes?"
+    r"|output|print|return|respond|reply)\b",
     re.IGNORECASE,
 )
 

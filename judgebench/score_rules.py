@@ -16,7 +16,7 @@ from typing import NamedTuple
 from judgebench.reply import BLANK, Units, cleaned, is_refusal
 
 _WORDS = "zero one two three four five six seven eight nine ten".split()
-_NUMBER = rf"(?:[-+]?(?:\d+(?:[.,]\d{{1,2}})?|\.\d{{1,2}})(?![\d%])(?![.,]\d)|\b(?:{'|'.join(_WORDS)})\b)"
+_NUMBER = rf"(?a:[-+]?(?:\d+(?:[.,]\d{{1,2}})?|\.\d{{1,2}})(?![\d%])(?![.,]\d)|\b(?:{'|'.join(_WORDS)})\b)"
 _OF = r"(?:/|\bout of\b|\bof\b|\bvon\b|\bsur\b|\bde\b|\bsu\b|\bиз\b|\bav\b)"
 _POINTS = r"(?:points?|stars?|punkte|puntos|点|分|점)"
 # A number, perhaps the other end of a range, perhaps the top of its scale.
@@ -26,7 +26,7 @@ _VALUE = (
 )
 _ENDS = (
     r"(?=[\])}]*\s*(?:$|[.,;:!)—](?!\d)|\(|\s-\s|。"
-    r"|(?:because|since|as|for|due to|from|overall|in total|and|but)\b))"
+    r"|(?:because|since|as|due to|from|overall|in total|and|but)\b))"
 )
 _BRACKET = re.compile(r"\[ ?\[([^\[\]\n]{1,40})\] ?\]")
 _INSIDE = re.compile(rf"\s*(?:\w+\s*:?\s*)??{_VALUE}\s*$", re.IGNORECASE)
@@ -40,7 +40,7 @@ _CUE = re.compile(
     r"\s*(?P<is>(?:is|would be|ist|est|es|è|:|=|—|-|->|=>)*)\s*(?:an?\s+)?[\[({]*",
     re.IGNORECASE,
 )
-_CUED = re.compile(rf"{_VALUE}(?!\s*,\s*\d){_ENDS}", re.IGNORECASE)
+_CUED = re.compile(rf"{_VALUE}(?!(?:\s*\([^()]*\))?\s*(?:,|and\b)\s*\d){_ENDS}", re.IGNORECASE)
 _GIVEN = re.compile(
     r"\bI(?:'d| would| will|'ll| must| have to)?(?: (?:rate|score|grade|give|award|assign|place|put)"
     r" (?:it|this|that|the|an?)\b| settle on)(?:(?!\b(?:would|could|if|instead|not)\b)[^\d,;:.]){0,60}?"
@@ -51,6 +51,7 @@ _FRACTION = re.compile(
     rf"(?<![\w/.]){_VALUE}(?:\s*(?:from me|in my (?:view|opinion)))?{_ENDS}", re.IGNORECASE
 )
 _STARS = re.compile(rf"^\W*(?P<value>{_NUMBER})[\s-]stars?\b(?!\s+\w)", re.IGNORECASE)
+_REACH = 200  # characters before a rating that may take it back
 _NUMERIC = re.compile(rf"\d|[★⭐]|\b(?:{'|'.join(_WORDS)})\b", re.IGNORECASE)
 _ASPECT = re.compile(r"\W*\w+(?: \w+){0,2}:\s*")  # "Relevance: 5/5" rates one aspect
 _DRAWN_STARS = re.compile(r"([★⭐]+)(☆*)")
@@ -123,7 +124,7 @@ class ScoreRules:
         found = []
         for bracket in _BRACKET.finditer(unit):
             inside = _INSIDE.fullmatch(bracket[1])
-            if inside and not _SUPPOSED.search(unit[: bracket.start()]):
+            if inside and not _SUPPOSED.search(unit[max(bracket.start() - _REACH, 0) : bracket.start()]):
                 found.append(self._rated(inside)._replace(end=bracket.end(), could_grow=False))
         if found:
             return found

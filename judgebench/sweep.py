@@ -180,7 +180,9 @@ def _finish(
     if notes:
         ended = sum(job.status not in (ERROR, INTERRUPTED) for job in jobs)
         early = (
-            " The sweep ended early; later jobs did not start." if isinstance(failure, BaseException) else ""
+            " The sweep ended early: jobs that had not started yet are missing."
+            if isinstance(failure, BaseException)
+            else ""
         )
         notes.insert(0, f"{ended} of {len(jobs)} started jobs ended without an error.{early}")
     return Invocation(status, _short(out) if sweep.writes else None, tuple(jobs), tuple(notes))

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from judgebench.errors import ConfigError
+
 WIDTH = 100
 
 EXIT_CODES = """\
@@ -24,6 +26,15 @@ EXIT_CODES = """\
 
 _ENTRY = re.compile(r"\s*- (?:override |optional )*(/?[\w/]+)(?:@([\w.]+))?\s*(?::\s*([^#\s]+))?\s*(?:#.*)?")
 _SETTING = re.compile(r"(\s*)[\"']?(\w+)[\"']?:(?: ([^#]*?))?(?:\s+# (.*))?")
+
+
+def conf_dir() -> Path:
+    """The folder of the root configs: in the wheel, or beside the package in a checkout."""
+    here = Path(__file__).resolve().parent
+    for path in (here / "conf", here.parent / "conf"):
+        if (path / "run.yaml").is_file():
+            return path
+    raise ConfigError(f"The folder conf/ is missing beside {here}: judgebench is not installed as a whole.")
 
 
 def installed() -> str:
@@ -140,7 +151,7 @@ def overview(conf: Path) -> str:
             "",
             "Examples:",
             "  judgebench run                         the embedded model on the starter set; needs no key",
-            "  judgebench run limit=20 candidate.temperature=0 output_dir=runs/first",
+            "  judgebench run limit=20 candidate.sampling.temperature=0.7",
             "  judgebench run -m judge=JUDGE1,JUDGE2  a sweep: one job for each, and one leaderboard of all",
             "",
             "Groups (GROUP=CHOICE; the roles candidate, baseline and judge take a model):",

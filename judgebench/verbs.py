@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -18,12 +18,14 @@ from typing import Any
 import pandas as pd
 
 from judgebench import loop, ranking, report
-from judgebench.errors import DataError, Interrupted
+from judgebench.errors import ConfigError, DataError, Interrupted
 from judgebench.experiment import Experiment, Filled, Prepared, fill_all
 from judgebench.folder import COMPLETE, MISSING, Job, write_json
+from judgebench.hints import strong_judge
 from judgebench.progress import told, watch
 from judgebench.stage import Tally
 from judgebench.tables import COMPLETIONS, JUDGE_CHECK, VERDICTS
+from judgebench.usage import conf_dir
 from judgebench.verdict import battles, paired_scores
 
 log = logging.getLogger("judgebench")
@@ -112,12 +114,14 @@ class Rank:
         return COMPLETE
 
 
-def read_verdicts(runs: Iterable[str | Path]) -> pd.DataFrame:
+def read_verdicts(runs: Sequence[str | Path]) -> pd.DataFrame:
     """The verdicts of runs and sweeps, each once.
 
     Raises:
         DataError: no verdict file, one label with two models behind it, or two reader versions.
     """
+    if not runs:
+        raise ConfigError("Nothing to rank: name folders of runs or sweeps, as in `judgebench rank runs/*`.")
     files: dict[Path, None] = {}
     for run in map(Path, runs):
         found = [run] if run.is_file() else sorted(run.rglob("verdicts.parquet"))
@@ -164,16 +168,13 @@ def say(text: str) -> None:
 
 def judge_check_line(check: pd.DataFrame) -> str:
     """How often the judge was right where the better answer is known, a line a judge."""
-    lines = []
-    for row in check[check["category"].isna()].itertuples():
-        first = (
-            "" if pd.isna(row.first_slot_share) else f"; it preferred the first {row.first_slot_share:.0%}"
-        )
-        lines.append(
-            f"Judge check: {row.judge} is right on {row.accuracy:.1f} % of {row.n} pairs with a known better "
-            f"answer [{row.low:.1f}, {row.high:.1f}] (chance: 50 %){first}."
-        )
-    return "\n".join(lines)
+    whole = check[check["category"].isna()]
+    return "\n".join(
+        f"Judge check: {row['judge']} is right on {row['accuracy']:.1f} % of {row['n']} pairs with a known "
+        f"better answer [{row['low']:.1f}, {row['high']:.1f}] (chance: 50 %); it preferred the answer shown "
+        f"first in {row['first_slot_share']:.0%} of its readings."
+        for row in whole.to_dict("records")
+    )
 
 
 # --- the files of a run ------------------------------------------------------------------------------
@@ -311,6 +312,9 @@ def _tell(prepared: Prepared, filled: Filled, result: Result, record: Mapping[st
     report.terminal(result.leaderboard)
     if result.judge_check is not None:
         say(judge_check_line(result.judge_check))
+    if any(seat.descriptor.provider == "llamacpp" for seat in prepared.judgements.seats):
+        say("The embedded judge is a small base model: good for trying things out, not for claims.")
+        say(strong_judge(conf_dir()))
     if not prepared.loaded.whole:
         say(
             f"Part of the set: {len(prepared.loaded.instructions)} of {len(prepared.loaded.everything)} "

@@ -15,6 +15,7 @@ import json
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -218,12 +219,19 @@ def at(token: str, count: int, labels: Sequence[str], draw: random.Random) -> di
     return {"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": options}
 
 
-def misbehaving(seed: int, share: float = 0.4) -> Plan:
-    """A plan that fails about `share` of the calls, in every way that ought to be asked again."""
-    draw = random.Random(seed)
+def misbehaving(seed: int, share: float = 0.4, most: int = 6) -> Plan:
+    """A plan that fails about `share` of the calls, in every way that ought to be asked again.
+
+    What befalls a body depends on the seed, the body and how often it came, not on the order of arrival;
+    after `most` faults it is answered.
+    """
+    came: Counter[str] = Counter()
 
     def plan(number: int, body: dict[str, Any]) -> Fault | None:
-        if draw.random() >= share:
+        text = json.dumps(body, sort_keys=True)
+        came[text] += 1
+        draw = random.Random(f"{seed}:{came[text]}:{text}")
+        if draw.random() >= share or came[text] > most:
             return None
         busy = {
             "error": {"message": "Rate limit reached.", "type": "requests", "code": "rate_limit_exceeded"}

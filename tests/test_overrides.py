@@ -7,11 +7,53 @@ from judgebench.errors import ConfigError
 from judgebench.overrides import parse, prepare, quote, scrub, scrub_text, secrets, shell, shown, split
 
 AWKWARD = [
-    "1e3", "3.10", "007", "1_000", "off", "null", "true", "nan", "inf", "1.", "-5", "org/name=v2",
-    "ckpt/epoch=3-step=10.ckpt", "x(y)", "v#1", "模型一", "C:\\tmp\\", "C:\\a\\'b", "~/runs", "{a: 1}", "[a]", "a:b:c",
-    "it's", 'say "hi"', "f(a,b)", "a]b", "ft:gpt-4o:org::id", "meta-llama/llama-3.1-8b:free", " padded ", "x\ty", "👍",
-    "choice(a,b)", "\\", "\\\\", "a\\=b", "@home", "50%", "?", "a|b", "a*", "+1", "-", "a&b", "<b>", "a;b", "`x`",
-]  # fmt: skip
+    "1e3",
+    "3.10",
+    "007",
+    "1_000",
+    "off",
+    "null",
+    "true",
+    "nan",
+    "inf",
+    "1.",
+    "-5",
+    "org/name=v2",
+    "ckpt/epoch=3-step=10.ckpt",
+    "x(y)",
+    "v#1",
+    "模型一",
+    "C:\\tmp\\",
+    "C:\\a\\'b",
+    "~/runs",
+    "{a: 1}",
+    "[a]",
+    "a:b:c",
+    "it's",
+    'say "hi"',
+    "f(a,b)",
+    "a]b",
+    "ft:gpt-4o:org::id",
+    "meta-llama/llama-3.1-8b:free",
+    " padded ",
+    "x\ty",
+    "👍",
+    "choice(a,b)",
+    "\\",
+    "\\\\",
+    "a\\=b",
+    "@home",
+    "50%",
+    "?",
+    "a|b",
+    "a*",
+    "+1",
+    "-",
+    "a&b",
+    "<b>",
+    "a;b",
+    "`x`",
+]
 
 
 def heard(word: str) -> object:
@@ -72,8 +114,10 @@ def test_plain_text_stays_readable() -> None:
 
 def test_roles_are_choices_of_the_group_model() -> None:
     assert prepare(["candidate=local", "baseline=native", "judge=a,b"]) == [
-        "model@candidate=local", "model@baseline=native", "model@judge=a,b"
-    ]  # fmt: skip
+        "model@candidate=local",
+        "model@baseline=native",
+        "model@judge=a,b",
+    ]
     assert prepare(["judge=openai/gpt-4.1"]) == ["model@judge=openai/gpt-4.1"]
     assert prepare(["judge={name: x}", "++judge=x"]) == ["judge={name: x}", "++judge=x"]
     assert prepare(["judge=gpt=5"]) == ["model@judge='gpt=5'"]
@@ -81,11 +125,14 @@ def test_roles_are_choices_of_the_group_model() -> None:
 
 def test_judges() -> None:
     assert prepare(["judges.strict=local", "+judges.b=x,y"]) == [
-        "+model@judges.strict=local", "+model@judges.b=x,y"
-    ]  # fmt: skip
+        "+model@judges.strict=local",
+        "+model@judges.b=x,y",
+    ]
     assert prepare(["judges.a.temperature=0", "judges.a={name: x}", "judges.a=null"]) == [
-        "judges.a.temperature=0", "judges.a={name: x}", "judges.a=null"
-    ]  # fmt: skip
+        "judges.a.temperature=0",
+        "judges.a={name: x}",
+        "judges.a=null",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -109,9 +156,19 @@ def test_positionals_become_a_quoted_list(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "value"),
-    [("1_000", "1_000"), ("007", "007"), ("null", None), ("[a,007,1e3]", ["a", "007", "1e3"]), ("[a,null]", ["a", None]),
-     ("true", "true"), ("'null'", "null"), ("'a,b'", "a,b"), ("x=y", "x=y"), ("[]", [])],
-)  # fmt: skip
+    [
+        ("1_000", "1_000"),
+        ("007", "007"),
+        ("null", None),
+        ("[a,007,1e3]", ["a", "007", "1e3"]),
+        ("[a,null]", ["a", None]),
+        ("true", "true"),
+        ("'null'", "null"),
+        ("'a,b'", "a,b"),
+        ("x=y", "x=y"),
+        ("[]", []),
+    ],
+)
 def test_where_is_typed_text(typed: str, value: object) -> None:
     [word] = prepare([f"where.column={typed}"])
     assert word.startswith("+where.column=")
@@ -143,19 +200,36 @@ def test_a_comma_in_other_text_is_text() -> None:
 
 @pytest.mark.parametrize(
     ("text", "parts"),
-    [("a,b", ["a", "b"]), ("a", ["a"]), ("'a,b'", ["'a,b'"]), ("[a,b],c", ["[a,b]", "c"]), ("f(a,b", ["f(a", "b"]),
-     ("it's,that's", ["it's", "that's"]), ("${x:a,b},c", ["${x:a,b}", "c"]), ("", [""]), ("a,,b", ["a", "", "b"])],
-)  # fmt: skip
+    [
+        ("a,b", ["a", "b"]),
+        ("a", ["a"]),
+        ("'a,b'", ["'a,b'"]),
+        ("[a,b],c", ["[a,b]", "c"]),
+        ("f(a,b", ["f(a", "b"]),
+        ("it's,that's", ["it's", "that's"]),
+        ("${x:a,b},c", ["${x:a,b}", "c"]),
+        ("", [""]),
+        ("a,,b", ["a", "", "b"]),
+    ],
+)
 def test_split(text: str, parts: list[str]) -> None:
     assert split(text) == parts
 
 
 @pytest.mark.parametrize(
     "word",
-    ["judge.api_key=hunter2hunter2", "+candidate.api_key=x", "judge=sk-abcdef123", "candidate.name=sk-proj-123456",
-     "sk-abc123456", "judges.a.token=abc", "+judge.extra.hf_token=q", "candidate.api_key_env=sk-123456",
-     "judge.api_key='x'"],
-)  # fmt: skip
+    [
+        "judge.api_key=hunter2hunter2",
+        "+candidate.api_key=x",
+        "judge=sk-abcdef123",
+        "candidate.name=sk-proj-123456",
+        "sk-abc123456",
+        "judges.a.token=abc",
+        "+judge.extra.hf_token=q",
+        "candidate.api_key_env=sk-123456",
+        "judge.api_key='x'",
+    ],
+)
 def test_secrets_are_refused_and_not_repeated(word: str) -> None:
     with pytest.raises(ConfigError, match="api_key_env=") as caught:
         prepare([word])
@@ -188,8 +262,11 @@ def test_scrub() -> None:
         "deep": [{"token": None, "url": "a?k=s3cret-value"}],
     }
     assert scrub(config, held) == {
-        "api_key": "***", "api_key_env": "NAME", "max_tokens": 5, "deep": [{"token": None, "url": "a?k=***"}]
-    }  # fmt: skip
+        "api_key": "***",
+        "api_key_env": "NAME",
+        "max_tokens": 5,
+        "deep": [{"token": None, "url": "a?k=***"}],
+    }
     assert scrub_text("key sk-abcdef1234 here", frozenset()) == "key *** here"
     environ = {
         "A_KEY": "abcdef",

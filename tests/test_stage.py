@@ -12,7 +12,7 @@ from judgebench.errors import EngineError, Interrupted
 from judgebench.request import Connection, Descriptor, Request, Subject, prompt_input
 from judgebench.stage import Tally, fill
 from judgebench.store import Answer, RoleRoot
-from tests.fakes import FakeEngine, on_loop
+from fakes import FakeEngine, on_loop
 
 M = Descriptor("fake", "m")
 

@@ -85,7 +85,7 @@ class LlamaCpp:
         threads: CPU threads; null for all cores.
         prefix_cache: keep a slot's tokens and skip those that the next prompt begins with.
         loaded: models kept in memory; before one more is loaded, calls in flight are awaited and the one
-            not used for longest is freed. Streams that interleave more models than this reload at each change.
+            not used for longest is freed; a stream that interleaves more models reloads at each change.
     """
 
     slots: int = 4
@@ -224,10 +224,11 @@ class _Model:
             return cancelled.is_set()
 
         started = time.perf_counter()
-        chat = "messages" in body
-        handle = self.server.handle_chat_completions if chat else self.server.handle_completions
         try:
-            handle(body, take)
+            if "messages" in body:
+                self.server.handle_chat_completions(body, take)
+            else:
+                self.server.handle_completions(body, take)
         except (ValueError, RuntimeError) as error:
             raise Fault("bad_request", str(error)) from None
         if cancelled.is_set():
