@@ -7,13 +7,14 @@ hands them over.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from judgebench.benchmark import Instruction, Loaded
 from judgebench.engine import Event, Failure, Response
-from judgebench.errors import ConfigError
+from judgebench.errors import ConfigError, DataError
 from judgebench.model import Model
 from judgebench.prompt import Text
 from judgebench.reasoning import split_reasoning
@@ -28,6 +29,8 @@ from judgebench.request import (
 )
 from judgebench.stage import Outcome
 from judgebench.store import Answer
+
+log = logging.getLogger("judgebench")
 
 DEFAULT_TEMPLATE = (
     "{% for turn in turns %}Question: {{ turn.user }}\nAnswer:{% if turn.assistant is not none %}"
@@ -99,6 +102,12 @@ class Answers:
         self.label = model.shown
         self.benchmark = loaded.benchmark.name
         shipped = loaded.shipped(model.name) if model.shipped and model.name is not None else None
+        if shipped is None and (unknown := loaded.unreachable.get(str(model.name))):
+            if model.provider == "shipped":
+                raise DataError(unknown)
+            log.warning(
+                "%s is asked live: whether its answers are shipped is not known. %s", self.label, unknown
+            )
         if model.provider == "shipped" and shipped is None:
             known = loaded.shipped_models()
             raise ConfigError(

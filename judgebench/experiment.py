@@ -177,9 +177,8 @@ class Prepared:
     def _live(self, model: Model, override: Engine | Recordings | None) -> Engine:
         if isinstance(override, Recordings):
             if self._replay is None:
-                # A second planning of the same judgements: rendering twice leaves the first untouched.
-                again = self.judgements.again()
-                self._replay = override.bound(again.requests, self.experiment.data)
+                names = {side.label: side.model.name or side.label for side in self.sides}
+                self._replay = override.bound(self.judgements.again, self.loaded, names)
             return self._replay
         return model.require_engine(override)
 

@@ -28,8 +28,8 @@ def strong_judge(conf: Path) -> str:
         served = local_server(port)
         if served is not None:
             return (
-                f"A local server answers on port {port} with {served!r}. To judge with it: "
-                f"judge=server judge.name='{served}' judge.base_url=http://127.0.0.1:{port}/v1 protocol=pairwise"
+                f"A local server answers on port {port} with {served!r}. To judge with it: judge=server "
+                f"judge.name='{served}' judge.base_url=http://127.0.0.1:{port}/v1 protocol=pairwise"
             )
     if ready:
         best = SUGGESTED if SUGGESTED in ready else ready[0]

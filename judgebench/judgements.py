@@ -102,9 +102,9 @@ class Judgements:
         self.columns: dict[str, list[Any]] = {name: [] for name in VERDICT_SCHEMA}
         self._replies: list[tuple[int, Answer]] = []
 
-    def again(self) -> Judgements:
-        """The same judgements, planned anew and apart from these."""
-        return Judgements(*self._same)
+    def again(self) -> Iterator[Request]:
+        """The same requests, rendered anew and apart from these, which they leave untouched."""
+        return _Rendered(*self._same).requests()
 
     @property
     def size(self) -> int:
@@ -267,3 +267,13 @@ class Judgements:
         """The verdict frame (`VERDICT_SCHEMA`), one row a judgement, in the order of planning."""
         self._read()
         return verdict_frame(self.columns)
+
+
+class _Rendered(Judgements):
+    """Requests only: nothing is kept of them for verdicts to come."""
+
+    def _append(self, *facts: Any) -> None:
+        pass
+
+    def _settle(self, tag: int, **facts: Any) -> None:
+        pass

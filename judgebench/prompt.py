@@ -47,7 +47,8 @@ class Text:
     def uses(self) -> frozenset[str]:
         """The names of our fields that this text shows."""
         if self.official:
-            return frozenset(self.fields.get(name, name) for name in _MARK.findall(self.source))
+            marks = _MARK.findall(self.source)
+            return frozenset(self.fields[name] for name in marks if name in self.fields)
         from jinja2 import TemplateSyntaxError, meta
 
         try:
@@ -61,13 +62,17 @@ class Text:
         """The text with the values in place."""
         if self.official:
             return _MARK.sub(lambda mark: self._official(mark, values), self.source)
-        return str(_compiled(self.source).render(values))
+        try:
+            return str(_compiled(self.source).render(values))
+        except Exception as error:  # the sandbox raises whatever the template does
+            problem = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(f"The template cannot be rendered ({problem}): {self.source[:100]!r}.") from error
 
     def _official(self, mark: re.Match[str], values: Mapping[str, Any]) -> str:
         name = mark.group(1)
-        if self.fields and name not in self.fields:
+        if name not in self.fields:
             return mark.group(0)  # a brace of the prompt's own
-        return str(values[self.fields.get(name, name)])
+        return str(values[self.fields[name]])
 
 
 @lru_cache(maxsize=256)
@@ -130,7 +135,15 @@ def text_template(source: str) -> Template:
 
 
 def official_template(source: str, fields: Mapping[str, str], markup: str | None) -> Template:
-    """A published prompt: `{field}` marks, and ChatML marks between system and user if `markup` says so."""
+    """A published prompt: `{field}` marks, and ChatML marks between system and user if `markup` says so.
+
+    Raises:
+        ConfigError: an unknown markup, or a declared field that the prompt does not show.
+    """
+    absent = sorted(fields.keys() - set(_MARK.findall(source)))
+    if absent:
+        marks = ", ".join(sorted(set(_MARK.findall(source)))) or "none"
+        raise ConfigError(f"The official prompt has no mark {{{absent[0]}}}. Its marks: {marks}.")
     if markup is None:
         return Template(messages=(("user", Text(source, True, fields)),))
     if markup != "chatml":

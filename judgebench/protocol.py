@@ -8,13 +8,13 @@ answers are kept, is not known here.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from judgebench.benchmark import Instruction, Table
+from judgebench.benchmark.formats import alpaca_eval_swapped
 from judgebench.errors import ConfigError, DataError, choices
 from judgebench.prompt import Template, chat_template, conversation, official_template, text_template
 from judgebench.reader import Reader
@@ -50,8 +50,7 @@ def _seeded(instruction: Instruction, seed: int) -> tuple[str, ...]:
 
 def _alpaca_eval(instruction: Instruction, seed: int) -> tuple[str, ...]:
     """AlpacaEval's one order: of the unstripped instruction text and its annotator seed 0."""
-    drawn = random.Random(f"is_switched_outputs{instruction.turns[0]}0").random()
-    return (REVERSED,) if drawn >= 0.5 else (DIRECT,)
+    return (REVERSED,) if alpaca_eval_swapped(instruction.turns[0]) else (DIRECT,)
 
 
 ORDERS: dict[str, Callable[[Instruction, int], tuple[str, ...]]] = {
@@ -85,9 +84,10 @@ class Official:
         if len(rows) != 1 or self.column not in rows[0]:
             raise DataError(f"{located.path}: one row with a column {self.column!r} is expected.")
         text = str(rows[0][self.column])
-        if digest(text.strip()) != self.sha256:
+        found = digest(text.strip())
+        if found != self.sha256:
             raise DataError(
-                f"{located.path}: the prompt has the hash {digest(text.strip())}, and {self.sha256} is expected: "
+                f"{located.path}: the prompt has the hash {found}, and {self.sha256} is expected: "
                 "it is not the official text that this protocol names."
             )
         return official_template(text, self.fields, self.markup)
@@ -146,7 +146,7 @@ class Protocol:
             template = text_template(self.text)
         else:
             raise ConfigError(
-                f"The protocol {self.name!r} has no {form} rendering: take another judge, or another protocol."
+                f"The protocol {self.name!r} has no {form} rendering: take another judge or protocol."
             )
         template.check(FIELDS[self.mode], _NEEDED[self.mode], self.name)
         return template

@@ -46,7 +46,8 @@ _BLANKED = re.compile(
 _QUOTING = re.compile("[`\"'“„«「『‘>]")
 # The judge's own verdict put in quotes or code by itself: a heading for it before, nothing behind.
 _OWN_QUOTE = re.compile(
-    r"""(^[\s#*]*(?:(?:my|the|final|overall)\s+)*(?:verdict|decision|judge?ment|rating)[\s*]*(?:[:：][\s*]*|\n\s*))"""
+    r"""(^[ \t#*]*(?:(?:my|the|final|overall)\s+)*(?:verdict|decision|judge?ment|rating)"""
+    r"""[\s*]*(?:[:：][\s*]*|\n\s*))"""
     r"""(["“`]{1,3})([^"“”`]{1,200})["”`]{1,3}([\s.*]*)\Z""",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -173,7 +174,7 @@ def _objects_to_lines(text: str, kind: str) -> str:
     """Replace each JSON object that is the judge's own by its verdict, as `Verdict: [[value]]`."""
     pieces = []
     done = 0
-    for match in _OBJECT.finditer(text):
+    for match in list(_OBJECT.finditer(text))[-20:]:  # each may be searched to the end of the text
         if match.start() < done:
             continue
         fields, end = _object(text, match.end(), kind)

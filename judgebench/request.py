@@ -48,13 +48,18 @@ def clean(text: str) -> str:
     return SURROGATE.sub(REPLACEMENT, text) if SURROGATE.search(text) else text
 
 
+# Made once: `json.dumps` makes a new encoder for each call that is not all defaults.
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_IN_ORDER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
 def canonical(value: Any) -> str:
     """The one JSON text of a value: sorted keys, no spaces, raw UTF-8, lone surrogates replaced.
 
     NaN and infinities are refused with `ConfigError`, since JSON has no word for them.
     """
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = _CANONICAL.encode(value)
     except ValueError as error:
         raise ConfigError(f"{value!r} cannot be written as JSON: {error}") from None
     return clean(text)
@@ -219,7 +224,7 @@ class Subject(NamedTuple):
 
     def key(self, input_hash: str, sample: int) -> str:
         """32 hex digits over all columns, the input key and the sample."""
-        text = json.dumps([*self, input_hash, sample], separators=(",", ":"), ensure_ascii=False)
+        text = _IN_ORDER.encode([*self, input_hash, sample])
         return hashlib.sha256(clean(text).encode("utf-8")).hexdigest()[:32]
 
 

@@ -7,7 +7,12 @@ import pyarrow as pa
 from judgebench.report import declare
 from judgebench.verdict import VERDICT_SCHEMA
 
-_TYPES = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+_TYPES: dict[str, pa.DataType] = {
+    "text": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+}
 
 
 def _fields(text: str) -> list[tuple[str, pa.DataType, bool]]:

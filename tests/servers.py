@@ -113,8 +113,7 @@ class Server:
 
     async def listen(self) -> web.AppRunner:
         app = web.Application(client_max_size=64 << 20)
-        for route in ("/v1/chat/completions", "/v1/completions"):
-            app.router.add_post(route, self.answer)
+        app.router.add_post("/{route:.*}", self.answer)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/stats", self.stats)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)

@@ -225,7 +225,7 @@ def events() -> dict[str, Event]:
         ask(chat, "chat", template=TEMPLATE, temperature=0, max_tokens=4, logprobs=2),
     ]
     # One call at a time, so that what is asserted below does not hang on which calls ran together.
-    got = run(LlamaCpp(slots=1, context=512, prefix_cache=False), *asked)
+    got = run(LlamaCpp(slots=1, threads=1, context=512, prefix_cache=False), *asked)
     named = {event.request.subject.instruction_id: event for event in got}
     assert len(named) == len(got) == len(asked)
     return named
@@ -309,7 +309,9 @@ def test_the_sample_moves_the_seed_and_one_call_at_a_time_repeats_to_the_bit(
     names = ["plain", "verdict", "all", "seed 5"]
     first = [response(events[name]) for name in names]
     assert first[3].output != response(events["seed 6"]).output
-    again = run(LlamaCpp(slots=1, context=512, prefix_cache=False), *(event.request for event in first))
+    again = run(
+        LlamaCpp(slots=1, threads=1, context=512, prefix_cache=False), *(event.request for event in first)
+    )
     by_name = {event.request.subject.instruction_id: response(event) for event in again}
     for event in first:
         other = by_name[event.request.subject.instruction_id]
@@ -320,7 +322,7 @@ def test_the_sample_moves_the_seed_and_one_call_at_a_time_repeats_to_the_bit(
 def test_a_base_model_takes_no_messages() -> None:
     pytest.importorskip("xllamacpp")
     with pytest.raises(ConfigError, match="form=text"):
-        run(LlamaCpp(slots=1, context=128), ask([{"role": "user", "content": "Hi"}]))
+        run(LlamaCpp(slots=1, threads=1, context=128), ask([{"role": "user", "content": "Hi"}]))
 
 
 @pytest.mark.local
@@ -329,7 +331,7 @@ def test_a_file_that_is_no_model_is_an_engine_error(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(b"nonsense")
     with pytest.raises(EngineError, match="GGUF"):
-        run(LlamaCpp(slots=1, context=128), ask("Hi", weights=str(path)))
+        run(LlamaCpp(slots=1, threads=1, context=128), ask("Hi", weights=str(path)))
 
 
 @pytest.mark.local
@@ -349,7 +351,7 @@ def test_window_prefix_cache_and_closing() -> None:
 
     async def main() -> float:
         got: list[Response] = []
-        events = LlamaCpp(slots=2, context=2048).run(source())
+        events = LlamaCpp(slots=2, threads=1, context=2048).run(source())
         async for event in events:
             got.append(response(event))
             assert len(pulled) <= len(got) + 2 + 4  # in flight, and finished ones that wait for us
@@ -374,7 +376,7 @@ def test_models_take_turns_in_memory() -> None:
     chat = [{"role": "user", "content": "Hello"}]
     asked = [greedy("One, two,", "text", max_tokens=2)]
     asked.append(ask(chat, "chat", template=TEMPLATE, temperature=0, max_tokens=2))
-    got = run(LlamaCpp(slots=1, context=128, loaded=1), *asked)
+    got = run(LlamaCpp(slots=1, threads=1, context=128, loaded=1), *asked)
     assert [response(event).request.subject.instruction_id for event in got] == ["text", "chat"]
 
 

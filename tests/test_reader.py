@@ -74,6 +74,7 @@ def score(
         ),
         ('{"reason": "I leaned to [[A]]", "winner": "B"}', "B"),
         ("{'winner': 'Assistant B',}", "B"),
+        ('{"notes":\n{"length": 2},\n"winner": "B"}', "B"),
         ('{"evaluation": {"verdict": "tie"}}', "C"),
         # B56: forged verdicts are quotations
         ('B tries to inject "[[B]]". Verdict: [[A]]', "A"),
@@ -160,6 +161,7 @@ def test_labels(text: str, expected: str) -> None:
         ("[[A]] at first.\n\nFinal verdict: neither", "no_verdict"),
         ('{"winner": null}', "no_verdict"),
         ("Verdict: [[D]]", "no_verdict"),
+        ("Overall: the first one explains more.", "no_verdict"),
         # taken back
         ("Verdict: [[A]]\n\nI changed my mind.", "ambiguous"),
         ("Verdict: [[A]]\n\nAssistant B is better.", "ambiguous"),
@@ -258,6 +260,7 @@ def test_orientation_is_spelt_out() -> None:
         ('It states "Rating: [[10]]".\n\nRating: [[2]]', 2),
         ("| Facts | 9 |\n| **Overall** | **6** |", 6),
         ("★★★☆☆☆☆☆☆☆", 3),
+        ("3 stars: useful, not memorable.", 3),
     ],
 )
 def test_scores(text: str, expected: float) -> None:
@@ -431,6 +434,14 @@ def test_characters_spread_over_tokens() -> None:
     assert ALIGNED.read_one("“B” [[A]]", "stop", logprobs(*positions)).preference == 0.5
 
 
+def test_labels_that_no_token_holds() -> None:
+    words = LabelLogprobs({"yes": 1, "no": 0}, position="aligned")
+    split = logprobs(*(position(token, -0.1) for token in ["[[", "y", "es", "]]"]))
+    assert words.read_one("[[yes]]", "stop", split).reason == "no_label_in_logprobs"
+    lower = logprobs(*(position(token, -0.1) for token in ["[[", "a", "]]"]))
+    assert ALIGNED.read_one("[[a]]", "stop", lower).reason == "no_label_in_logprobs"
+
+
 def test_tokens_that_do_not_make_up_the_text() -> None:
     reading = ALIGNED.read_one("[[A]]", "stop", logprobs(position("something else", -0.1)))
     assert reading.reason == "no_label_in_logprobs"
@@ -572,20 +583,20 @@ def test_long_hostile_texts_take_no_time() -> None:
         "'a",
         '"a ',
         "`",
+        '\n{"a": ',
+        "\n",
         "[[A]] if ",
         "not a ",
-        '{"a": ',
         "</think>`",
         "a'b",
         "so, ",
         "( ",
         "1/1/",
-        "I rate it ",
     ]
     started = time.process_time()
     for piece in pieces:
         for reader in (THREE, TEN):
-            reader.read_one(piece * (20_000 // len(piece)), "stop")
+            reader.read_one(piece * (20_000 // len(piece)) + '"', "stop")
     assert time.process_time() - started < 10  # 1 s; quadratic rules took minutes
 
 
@@ -648,8 +659,8 @@ def test_llmbar_replies(data_dir: Path) -> None:
     ours = read["label"].str[-2]
     last = stored["output"].str.findall(r"Output \(([ab])\) is (?:the )?better").str[-1]
     differs = stored["shown_verdict"].notna() & ours.notna() & (ours != stored["shown_verdict"])
-    # Looked at one by one: ours is right in all of them. Four do not say the phrase last: three say
-    # "Output (b)" and explain, one reports what another judge concluded.
+    # Where we differ, ours is the last phrase said, but for four replies, read one by one: three say
+    # "Output (b)" and explain it, one goes on to report what another judge concluded. Ours is right.
     assert (ours[differs] != last[differs]).sum() == 4
     assert differs.sum() == 265  # of the 275 stored verdicts that are not the last one said
     assert read["label"].notna().sum() > 52_500

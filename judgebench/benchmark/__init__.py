@@ -4,7 +4,8 @@ A conf names files and columns; `load` reads them, fixes the ids on the whole se
 only then selects. Which model answers, and how answers are judged, is not known here.
 """
 
-from judgebench.benchmark.benchmark import Benchmark, Instruction, Loaded, Truth, files
+from judgebench.benchmark.benchmark import Benchmark, Loaded, files
+from judgebench.benchmark.items import Instruction, Truth
 from judgebench.benchmark.table import Table
 
 __all__ = ["Benchmark", "Instruction", "Loaded", "Table", "Truth", "files"]

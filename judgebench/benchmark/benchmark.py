@@ -1,42 +1,27 @@
-"""From the rows of files to instructions, shipped answers and known truths, checked on the way."""
+"""A benchmark: where its files lie, and what they hold, loaded and checked before anything is asked."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, TypeAlias
 
-from judgebench.benchmark.source import Located
-from judgebench.benchmark.table import Row, Table
+from judgebench.benchmark import items
+from judgebench.benchmark.formats import Row
+from judgebench.benchmark.items import Instruction, Truth, Turns
+from judgebench.benchmark.source import Absent, Located, Unreachable, mirror_path
+from judgebench.benchmark.table import Table, columns_of
 from judgebench.errors import ConfigError, DataError, choices
 from judgebench.request import clean
 
-Answers = Mapping[str, tuple[str | None, ...]]  # instruction_id -> an answer for each turn
+log = logging.getLogger("judgebench")
 
-
-@dataclass(frozen=True, slots=True)
-class Instruction:
-    """One item. `cluster_id`: items that share it are one for statistics."""
-
-    instruction_id: str
-    turns: tuple[str, ...]
-    system: str | None = None
-    reference: tuple[str | None, ...] | None = None
-    category: str | None = None
-    language: str | None = None
-    cluster_id: str = ""
-
-
-class Truth(NamedTuple):
-    """A known preference: which of two shipped answers is better (1 = `better` is)."""
-
-    instruction_id: str
-    better: str
-    worse: str
-    preference: float  # P(better beats worse) that people or construction give; 0.5 = a tie
+Answers: TypeAlias = Mapping[str, Turns]  # by instruction_id
 
 
 @dataclass(frozen=True)
@@ -47,7 +32,8 @@ class Benchmark:
         name: the benchmark's name in tables and in the store.
         instructions: rows with `turns` (or `instruction`), optionally `instruction_id`, `system`,
             `reference`, `category`, `language`, `cluster_id`.
-        id: where ids come from: the column `instruction_id`, or the row's `position`.
+        id: where ids come from: the `column` instruction_id, the row's `position`, or `auto`: the column
+            if there is one, else the position.
         outputs: shipped answers: rows with `output` or `outputs` (a list, one a turn), joined by
             `instruction_id` if they have it, else by the exact `instruction` text, else by row.
             A mapping's key tells whose they are; under the key `*`, or in a list, the column `model`
@@ -62,7 +48,7 @@ class Benchmark:
 
     name: str
     instructions: Table
-    id: Literal["column", "position"] = "column"
+    id: Literal["column", "position", "auto"] = "column"
     outputs: Sequence[Table] | Mapping[str, Table | None] = ()
     reference: Table | None = None
     truth: Mapping[str, str] | None = None
@@ -87,10 +73,10 @@ class Benchmark:
         if self.reference is not None:
             reference_rows, from_where = self.reference.read(data_dir)
             sources.append(from_where)
-            references = {str(r["instruction_id"]): _turns(r, "outputs", "output") for r in reference_rows}
-        everything = [_instruction(row, n, self.id, located.path, references) for n, row in enumerate(rows)]
-        _check_unique([item.instruction_id for item in everything], located.path)
-        return Loaded(self, data_dir, tuple(everything), _select(everything, limit, shard), sources)
+            references = _references(reference_rows, from_where.path)
+        everything = items.instructions(rows, located.path, self.id, references)
+        chosen = items.select(everything, limit, shard)
+        return Loaded(self, data_dir, tuple(everything), chosen, sources)
 
 
 @dataclass
@@ -102,6 +88,9 @@ class Loaded:
     everything: tuple[Instruction, ...]
     instructions: tuple[Instruction, ...]
     sources: list[Located]
+    unreachable: dict[str, str] = field(
+        default_factory=dict
+    )  # model -> why its answers could not be looked for
     _shipped: dict[str, Answers | None] = field(default_factory=dict)
     _shipped_from: dict[str, Located] = field(default_factory=dict)
 
@@ -127,7 +116,7 @@ class Loaded:
             if fixed is not None:
                 names.add(fixed)
             elif "{model}" in table.url:
-                names.update(self._names_in_folder(table))
+                names.update(_names_in_folder(table.url, self.data_dir))
             else:
                 try:
                     names.update(str(row["model"]) for row in table.read(self.data_dir)[0] if "model" in row)
@@ -144,10 +133,12 @@ class Loaded:
             known += [Truth(i.instruction_id, better, worse, 1.0) for i in self.instructions]
         if self.benchmark.labels is not None:
             rows, located = self.benchmark.labels.read(self.data_dir)
-            for number, row in enumerate(rows):
-                truth = _truth(row, number, located.path)
-                if truth is not None and truth.instruction_id in chosen:
-                    known.append(truth)
+            if located not in self.sources:
+                self.sources.append(located)
+            labels = [items.truth(row, number, located.path) for number, row in enumerate(rows)]
+            given = [label for label in labels if label is not None]
+            self._check_known([label.instruction_id for label in given], f"{located.path}: labels")
+            known += [label for label in given if label.instruction_id in chosen]
         return known
 
     def content_hash(self) -> str:
@@ -165,59 +156,145 @@ class Loaded:
             return [(None if name == "*" else name, table) for name, table in named]
         return [(None, table) for table in outputs]
 
-    def _names_in_folder(self, table: Table) -> Iterable[str]:
-        from judgebench.benchmark.source import mirror_path
-
-        before, _, after = table.url.partition("{model}")
-        mirrored = mirror_path(before + "x" + after)
-        path = self.data_dir / mirrored if mirrored and self.data_dir else Path(before + "x" + after)
-        if path.parent.is_dir() and before.endswith("/"):
-            return (p.name.removesuffix(after) for p in path.parent.iterdir() if p.name.endswith(after))
-        return ()
-
     def _read_shipped(self, model: str) -> Answers | None:
         for fixed, table in self._tables():
-            if fixed is not None:
-                if fixed != model:
-                    continue
-                rows, located = table.read(self.data_dir)
-            elif "{model}" in table.url:
-                try:
+            if fixed not in (None, model):
+                continue
+            names = _names_in_folder(table.url, self.data_dir) if "{model}" in table.url else [model]
+            if names and model not in names:
+                continue  # a local folder is taken at its word: nobody is asked over the network
+            try:
+                if fixed is not None:
+                    rows, located = table.read(self.data_dir)
+                elif "{model}" in table.url:
                     rows, located = table.read(self.data_dir, model=model)
-                except DataError:
-                    continue
-            else:
-                rows, located = table.read(self.data_dir)
-                rows = [row for row in rows if str(row.get("model")) == model]
+                else:
+                    rows, located = table.read_of(model, self.data_dir)
+            except (Absent, Unreachable) as error:
+                if "{model}" not in table.url:
+                    raise
+                if isinstance(error, Unreachable):
+                    self.unreachable[model] = str(error)
+                continue
             if rows:
                 if located not in self.sources:
                     self.sources.append(located)
                 self._shipped_from[model] = located
-                beside = table.url == self.benchmark.instructions.url
-                return self._joined(rows, located.path, model, beside)
+                # A column of the instructions' own file belongs to its rows.
+                beside = fixed is not None and table.url == self.benchmark.instructions.url
+                return self._joined(rows, table, f"{located.path}, answers of {model!r}", beside)
         return None
 
-    def _joined(self, rows: Sequence[Row], path: Path, model: str, beside: bool) -> Answers:
-        if beside:  # a column of the instructions' own file
+    def _joined(self, rows: Sequence[Row], table: Table, where: str, beside: bool) -> Answers:
+        known = columns_of(rows)
+        column = "output" if "output" in table.columns or "outputs" not in known else "outputs"
+        if column not in known:
+            raise DataError(f"{where}: no such column: {choices(column, known)}")
+        if beside:
             keys = [item.instruction_id for item in self.everything]
-        elif "instruction_id" in rows[0]:
-            keys = [str(row["instruction_id"]) for row in rows]
-        elif "instruction" in rows[0]:
-            # The exact text: some instructions differ in outer white space only.
-            by_text = {item.turns[0]: item.instruction_id for item in self.everything}
-            unknown = [row["instruction"] for row in rows if clean(row["instruction"]) not in by_text]
-            if unknown:
-                raise DataError(
-                    f"{path}: {len(unknown)} answers of {model!r} belong to no instruction of "
-                    f"{self.benchmark.name}; the first: {unknown[0][:100]!r}."
-                )
-            keys = [by_text[clean(row["instruction"])] for row in rows]
+        elif "instruction_id" in known:
+            keys = [items.identity_of(row.get("instruction_id"), where) for row in rows]
+            self._check_known(keys, where)
+        elif "instruction" in known:
+            return self._joined_by_text(rows, column, where)
         elif len(rows) == len(self.everything):
             keys = [item.instruction_id for item in self.everything]
         else:
-            raise DataError(f"{path} has neither instruction_id nor instruction, and another number of rows.")
-        _check_unique(keys, path)
-        return {key: _turns(row, "outputs", "output") for key, row in zip(keys, rows, strict=True)}
+            raise DataError(
+                f"{where}: there is no column instruction_id or instruction to join by, and {len(rows)} rows "
+                f"are not the {len(self.everything)} of the instructions."
+            )
+        items.check_unique(keys, where)
+        turns = {item.instruction_id: len(item.turns) for item in self.everything}
+        return {
+            key: items.answer(row.get(column), turns[key], f"{where}, {key!r}")
+            for key, row in zip(keys, rows, strict=True)
+            if key in turns
+        }
+
+    def _joined_by_text(self, rows: Sequence[Row], column: str, where: str) -> Answers:
+        """By the exact text: some instructions differ in outer white space only.
+
+        Where several instructions have one text, its answers are theirs in order, and a single one
+        is the answer to each.
+        """
+        by_text: dict[str, list[Instruction]] = {}
+        for item in self.everything:
+            by_text.setdefault(item.turns[0], []).append(item)
+        given: dict[str, list[Row]] = {}
+        for row in rows:
+            given.setdefault(clean(str(row.get("instruction"))), []).append(row)
+        unknown = [text for text in given if text not in by_text]
+        if unknown:
+            raise DataError(
+                f"{where}: {len(unknown)} belong to no instruction of {self.benchmark.name} (the text must "
+                f"be the same, white space too); the first: {unknown[0][:100]!r}."
+            )
+        joined: dict[str, Turns] = {}
+        for text, several in given.items():
+            same = by_text[text]
+            if len(several) not in (1, len(same)):
+                raise DataError(
+                    f"{where}: {len(several)} answers to {text[:100]!r}, which is there {len(same)}x."
+                )
+            for number, item in enumerate(same):
+                row = several[number % len(several)]
+                joined[item.instruction_id] = items.answer(
+                    row.get(column), len(item.turns), f"{where}, {item.instruction_id!r}"
+                )
+        return joined
+
+    def _check_known(self, keys: Sequence[str], where: str) -> None:
+        """A file that covers more than this benchmark is fine; one of which nothing belongs to it is not."""
+        known = {item.instruction_id for item in self.everything}
+        unknown = [key for key in keys if key not in known]
+        if unknown and len(unknown) == len(keys):
+            raise DataError(
+                f"{where}: none of the {len(keys)} ids is one of {self.benchmark.name}; the first: "
+                f"{unknown[0]!r}, and there {self.everything[0].instruction_id!r}."
+            )
+        if unknown:
+            log.warning("%s: %d ids are not in %s", where, len(unknown), self.benchmark.name)
+
+
+def _references(rows: Sequence[Row], path: Path) -> Answers:
+    found: dict[str, Turns] = {}
+    for number, row in enumerate(rows):
+        if "instruction_id" not in row:
+            raise DataError(f"{path} has no such column: {choices('instruction_id', map(str, row))}")
+        value = row.get("outputs", row.get("output"))
+        turns = len(value) if isinstance(value, list) else 1
+        where = f"{path}, row {number}"
+        found[items.identity_of(row["instruction_id"], where)] = items.answer(value, turns, where)
+    return found
+
+
+def _names_in_folder(url: str, data_dir: Path | None) -> list[str]:
+    """Whose files lie where `{model}` stands for the name, as far as they lie on this disk."""
+    mirrored = mirror_path(url)
+    if mirrored is None and "://" in url:
+        return []
+    pattern = data_dir / mirrored if mirrored and data_dir else Path(url).expanduser()
+    before, _, after = pattern.as_posix().partition("{model}")
+    parent, start = Path(before).parent if not before.endswith("/") else Path(before), Path(before).name
+    start = "" if before.endswith("/") else start
+    if not parent.is_dir():
+        return []
+    if "/" not in after:
+        # Names may hold a slash: org/name.jsonl.
+        found = [path.relative_to(parent).as_posix() for path in parent.rglob(f"*{_literal(after)}")]
+    else:
+        end = after.partition("/")[0]
+        found = [
+            path.name + after[len(end) :]
+            for path in parent.iterdir()
+            if path.name.endswith(end) and (path / after[len(end) + 1 :]).is_file()
+        ]
+    return sorted(name[len(start) : -len(after)] for name in found if name.startswith(start))
+
+
+def _literal(text: str) -> str:
+    return re.sub(r"([*?[])", r"[\1]", text)
 
 
 def files(
@@ -247,109 +324,13 @@ def files(
     tables: dict[str, Table] = {
         model: Table(path, columns=columns | {"output": column}) for model, column in named.items()
     }
-    has_id = "instruction_id" in columns or _has_column(path, "instruction_id")
     if tables and answers:
         raise ConfigError("benchmark.outputs names columns and benchmark.answers a file: give one of them.")
     return Benchmark(
         name=name or Path(path).stem,
         instructions=Table(path, columns=columns),
-        id="column" if has_id else "position",
+        id="auto",
         outputs=[Table(answers)] if answers else tables,
         labels=Table(labels) if labels else None,
         baseline=baseline,
     )
-
-
-def _has_column(path: str, column: str) -> bool:
-    rows, _ = Table(path).read(None)
-    return bool(rows) and column in rows[0]
-
-
-def _instruction(row: Row, number: int, rule: str, path: Path, references: Answers) -> Instruction:
-    if rule == "position":
-        identity = str(number)
-    elif row.get("instruction_id") is None or str(row["instruction_id"]).strip() == "":
-        raise DataError(f"{path}, row {number}: {choices('instruction_id', row)} Or take id=position.")
-    else:
-        identity = str(row["instruction_id"])
-    if "\0" in identity:
-        raise DataError(f"{path}, row {number}: the id {identity!r} holds a NUL character.")
-    turns = _turns(row, "turns", "instruction")
-    if not turns or any(turn is None or turn == "" for turn in turns):
-        known = ", ".join(map(str, row))
-        raise DataError(f"{path}, row {number} ({identity!r}): no instruction text. Columns: {known}.")
-    reference = references.get(identity)
-    if reference is None and row.get("reference") is not None:
-        reference = _turns(row, "reference", "reference")
-    return Instruction(
-        instruction_id=identity,
-        turns=tuple(turn for turn in turns if turn is not None),
-        system=_text(row.get("system")),
-        reference=reference if reference and any(reference) else None,
-        category=_text(row.get("category")),
-        language=_text(row.get("language")),
-        cluster_id=_text(row.get("cluster_id")) or identity,
-    )
-
-
-def _turns(row: Row, many: str, one: str) -> tuple[str | None, ...]:
-    value = row.get(many, row.get(one))
-    if many in row and isinstance(value, str) and value.startswith("["):
-        try:
-            parsed = json.loads(value)  # a list in a CSV cell
-        except ValueError:
-            parsed = value
-        value = parsed if isinstance(parsed, list) else value
-    if isinstance(value, (list, tuple)):
-        return tuple(None if item is None else clean(str(item)) for item in value)
-    return (None if value is None else clean(str(value)),)
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None or value == "" else clean(str(value))
-
-
-def _truth(row: Row, number: int, path: Path) -> Truth | None:
-    missing = [name for name in ("instruction_id", "better", "worse") if name not in row]
-    if missing:
-        raise DataError(f"{path} has no such column: {choices(missing[0], row)}")
-    preference = row.get("preference")
-    if row["better"] in (None, ""):
-        return None  # not labelled
-    return Truth(
-        str(row["instruction_id"]),
-        str(row["better"]),
-        str(row["worse"]),
-        1.0 if preference in (None, "") else float(preference),
-    )
-
-
-def _check_unique(ids: Sequence[str], path: Path) -> None:
-    seen: dict[str, int] = {}
-    for position, identity in enumerate(ids):
-        if identity in seen:
-            raise DataError(
-                f"{path}: the id {identity!r} stands in row {seen[identity]} and in row {position}. "
-                "Ids are text and must be unique: 1 and '1' are the same one, '01' is another."
-            )
-        seen[identity] = position
-
-
-def _select(items: Sequence[Instruction], limit: int | None, shard: str | None) -> tuple[Instruction, ...]:
-    chosen = list(items)
-    if shard is not None:
-        part, _, parts = str(shard).partition("/")
-        if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-            raise ConfigError(f"shard={shard!r}: write i/n with 1 <= i <= n, for example shard=1/4.")
-        chosen = [i for i in chosen if _bucket(i.instruction_id, int(parts)) == int(part) - 1]
-    if limit is not None:
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise ConfigError(f"limit={limit!r}: a whole number of at least 1, or null for all.")
-        chosen = chosen[:limit]
-    if not chosen:
-        raise DataError("No instruction is left after shard and limit.")
-    return tuple(chosen)
-
-
-def _bucket(identity: str, parts: int) -> int:
-    return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "big") % parts

@@ -13,6 +13,7 @@ URL is fetched once into the user's cache. A pinned file never changes, so the c
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,15 @@ from importlib.resources import files
 from pathlib import Path
 
 from judgebench.errors import DataError
+
+
+class Absent(DataError):
+    """There is no such file, which somebody who knows of it would have answered."""
+
+
+class Unreachable(DataError):
+    """Whether there is such a file cannot be told: whoever has it does not answer."""
+
 
 _HF = re.compile(r"hf://(datasets/|spaces/|models/)?([^/]+)/([^/@]+)(?:@([^/]+))?/(.+)")
 _GITHUB = re.compile(r"github://([^:/]+):([^@/]+)(?:@([^/]+))?/(.+)")
@@ -56,29 +66,20 @@ def revision(url: str) -> str | None:
     return hub[4] if hub else git[3] if git else None
 
 
-def exists(url: str, data_dir: Path | None) -> bool:
-    """Whether a file can be had without fetching, or at all where it must be fetched."""
-    try:
-        locate(url, data_dir)
-    except DataError:
-        return False
-    return True
-
-
 def locate(url: str, data_dir: Path | None) -> Located:
     """A local file for a URL.
 
     Raises:
-        DataError: the file is neither in the data folder nor to be fetched; says both ways out.
+        Absent, Unreachable: neither in the data folder nor to be fetched; says both ways out.
     """
     mirrored = mirror_path(url)
     if url.startswith("package:"):
         path = Path(str(files("judgebench") / "data" / url.removeprefix("package:")))
-    elif mirrored is not None and data_dir is not None and (data_dir / mirrored).is_file():
+    elif mirrored is not None and data_dir is not None and os.path.isfile(data_dir / mirrored):
         path = data_dir / mirrored
     elif url.startswith("data:"):
         where = f"{data_dir / mirrored}" if data_dir and mirrored else f"data_dir/{mirrored}"
-        raise DataError(
+        raise Absent(
             f"{where} is missing. Set data_dir=… or JUDGEBENCH_DATA to a folder that holds it; "
             "docs/data.md says how to fill one from the public files."
         )
@@ -86,8 +87,10 @@ def locate(url: str, data_dir: Path | None) -> Located:
         path = _fetched(url, data_dir, mirrored)
     else:
         path = Path(url).expanduser()
-    if not path.is_file():
-        raise DataError(f"{url!r}: there is no file {path}.")
+    if not os.path.isfile(path):  # false, and no error, for a name that is too long
+        raise Absent(
+            f"There is no file {str(path)!r}" + ("." if path.is_absolute() else f" in {Path.cwd()}.")
+        )
     return Located(path, url, revision(url), content_hash(path))
 
 
@@ -99,11 +102,15 @@ def _fetched(url: str, data_dir: Path | None, mirrored: Path | None) -> Path:
     try:
         options = {"cache_storage": str(cache)}
         return Path(fsspec.open_local(f"filecache::{_fetchable(url)}", filecache=options))
+    except DataError:
+        raise
     except Exception as error:  # every file system raises its own kind
-        place = f" or put the file at {(data_dir or Path('DATA_DIR')) / mirrored}" if mirrored else ""
-        raise DataError(
-            f"{url} cannot be fetched ({type(error).__name__}: {str(error).splitlines()[0][:200]}). "
-            f"Check the network{place}" + ("." if data_dir else " and set data_dir=DATA_DIR.")
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200].rstrip(": ")
+        place = f", or put the file at {(data_dir or Path('DATA_DIR')) / mirrored}" if mirrored else ""
+        kind = Absent if isinstance(error, FileNotFoundError) else Unreachable
+        raise kind(
+            f"{url} cannot be fetched ({said}). Check the URL and the network{place}"
+            + ("." if data_dir or not mirrored else " and set data_dir=DATA_DIR.")
         ) from error
 
 
@@ -119,7 +126,7 @@ def _fetchable(url: str) -> str:
 def content_hash(path: Path) -> str:
     """SHA-256 of a file's bytes, remembered by path, size and mtime."""
     stat = path.stat()
-    return _hash(str(path), stat.st_size, stat.st_mtime_ns)
+    return _hash(str(path.absolute()), stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=1024)

@@ -1,122 +1,19 @@
 """Tables of benchmarks: a file in one of the field's layouts, as rows with our column names.
 
-A layout is a function from a path to a list of dicts; `columns` maps our names to the file's.
-Nothing here knows what a row is for.
+`columns` maps our names to the file's. What a row is for is not known here.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
+from judgebench.benchmark.formats import FORMATS, Row
 from judgebench.benchmark.source import Located, locate
 from judgebench.errors import DataError, choices
-
-Row: TypeAlias = dict[str, Any]
-
-
-def _csv(path: Path) -> list[Row]:
-    import pandas
-
-    separator = "\t" if path.suffix == ".tsv" else ","
-    # Everything is text: "007" stays, an empty cell is an empty text, "NA" is an answer.
-    frame = pandas.read_csv(path, sep=separator, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    return _records(frame)
-
-
-def _jsonl(path: Path) -> list[Row]:
-    rows = []
-    with open(path, encoding="utf-8", newline="\n") as file:
-        # Lines end at \n only: U+2028 and U+0085 occur within records.
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError as error:
-                    raise DataError(f"{path}, line {number}: not JSON ({error.msg}).") from None
-    return rows
-
-
-def _json(path: Path) -> list[Row]:
-    with open(path, encoding="utf-8") as file:
-        content = json.load(file)
-    if not isinstance(content, list):
-        raise DataError(f"{path}: a list of objects is expected, not {type(content).__name__}.")
-    return content
-
-
-def _parquet(path: Path) -> list[Row]:
-    import pyarrow.parquet as pq
-
-    rows: list[Row] = pq.read_table(path).to_pylist()
-    return rows
-
-
-def _plain(path: Path) -> list[Row]:
-    """A text file as one row."""
-    return [{"text": path.read_text(encoding="utf-8")}]
-
-
-def _arena_hard_questions(path: Path) -> list[Row]:
-    """`uid, category, subcategory, prompt`; the shape of 2024 has `question_id` and `turns`."""
-    return [
-        {
-            "instruction_id": row.get("uid") or row["question_id"],
-            "turns": [row["prompt"] if "prompt" in row else row["turns"][0]["content"]],
-            "category": row.get("subcategory") or row.get("category"),
-        }
-        for row in _jsonl(path)
-    ]
-
-
-def _arena_hard_answers(path: Path) -> list[Row]:
-    """The last message's text, plain or as `{answer}`; of several rows of a uid the last one counts."""
-    rows: dict[str, Row] = {}
-    for row in _jsonl(path):
-        if "messages" in row:
-            content = row["messages"][-1]["content"]
-            output = content["answer"] if isinstance(content, dict) else content
-        else:
-            output = row["choices"][0]["turns"][0]["content"]
-        uid = row.get("uid") or row["question_id"]
-        rows[uid] = {"instruction_id": uid, "outputs": [output]}
-    return list(rows.values())
-
-
-def _fastchat_questions(path: Path) -> list[Row]:
-    return [
-        {"instruction_id": row["question_id"], "turns": row["turns"], "category": row.get("category")}
-        for row in _jsonl(path)
-    ]
-
-
-def _fastchat_answers(path: Path) -> list[Row]:
-    """Answers and references of FastChat: `choices[0].turns`; `$ERROR$` is no answer."""
-    rows = []
-    for row in _jsonl(path):
-        outputs = row["choices"][0]["turns"]
-        if not any(output in ("$ERROR$", "ERROR") for output in outputs):
-            rows.append({"instruction_id": row["question_id"], "outputs": outputs})
-    return rows
-
-
-FORMATS: dict[str, Callable[[Path], list[Row]]] = {
-    "csv": _csv,
-    "tsv": _csv,
-    "jsonl": _jsonl,
-    "ndjson": _jsonl,
-    "json": _json,
-    "parquet": _parquet,
-    "text": _plain,
-    "arena_hard_questions": _arena_hard_questions,
-    "arena_hard_answers": _arena_hard_answers,
-    "fastchat_questions": _fastchat_questions,
-    "fastchat_answers": _fastchat_answers,
-}
 
 
 @dataclass(frozen=True)
@@ -135,32 +32,44 @@ class Table:
     columns: Mapping[str, str] = field(default_factory=dict)
     where: Mapping[str, Any] = field(default_factory=dict)
 
-    def read(self, data_dir: Path | None, **names: str) -> tuple[list[Row], Located]:
-        """The rows and where they came from. `names` fill the marks of the URL.
+    def read(self, data_dir: Path | None, **marks: str) -> tuple[list[Row], Located]:
+        """The rows and where they came from. `marks` fill those of the URL: `model="m"` its `{model}`.
 
         Raises:
-            DataError: no such file, format or column, or a file that does not parse.
+            Absent, Unreachable: the file cannot be had.
+            DataError: no such format or column, or a file that does not parse.
         """
-        url = self.url.format(**names) if names else self.url
-        located = locate(url, data_dir)
+        located = self.locate(data_dir, **marks)
+        return self._ours(_read(self._kind(located), located), located.path), located
+
+    def read_of(self, model: str, data_dir: Path | None) -> tuple[list[Row], Located]:
+        """The rows of one model, whose name stands in the column `model`; raises as `read` does."""
+        located = self.locate(data_dir)
+        kind, column = self._kind(located), self.columns.get("model", "model")
+        return self._ours(_by_value(kind, located, column).get(model, []), located.path), located
+
+    def locate(self, data_dir: Path | None, **marks: str) -> Located:
+        """The file, unread; raises `Absent` and `Unreachable`."""
+        url = self.url
+        for mark, value in marks.items():
+            url = url.replace("{" + mark + "}", value)
+        return locate(url, data_dir)
+
+    def _kind(self, located: Located) -> str:
         kind = self.format or located.path.suffix.lstrip(".").lower()
         if kind not in FORMATS:
-            raise DataError(f"{url}: the format {choices(kind, FORMATS)}")
-        stat = located.path.stat()
-        try:
-            rows = _read(kind, located.path, stat.st_mtime_ns)
-        except (ValueError, KeyError, TypeError, IndexError, OSError) as error:
-            problem = f"{type(error).__name__}: {error}"
-            raise DataError(f"{located.path} does not read as {kind}: {problem}.") from error
+            raise DataError(f"{located.url}: the format {choices(kind, FORMATS)}")
+        return kind
+
+    def _ours(self, rows: list[Row], path: Path) -> list[Row]:
         if self.where:
             rows = [row for row in rows if all(str(row.get(k)) == str(v) for k, v in self.where.items())]
-        return (self._renamed(rows, located.path) if self.columns else rows), located
-
-    def _renamed(self, rows: list[Row], path: Path) -> list[Row]:
-        if rows:
-            missing = [theirs for theirs in self.columns.values() if theirs not in rows[0]]
-            if missing:
-                raise DataError(f"{path} has no such column: {choices(missing[0], map(str, rows[0]))}")
+        if not self.columns or not rows:
+            return rows
+        known = columns_of(rows)
+        missing = [theirs for theirs in self.columns.values() if theirs not in known]
+        if missing:
+            raise DataError(f"{path} has no such column: {choices(missing[0], known)}")
         taken = set(self.columns.values())
         return [
             {k: v for k, v in row.items() if k not in taken}
@@ -169,12 +78,31 @@ class Table:
         ]
 
 
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """The names in any of the rows: JSON need not repeat all in each."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+# The jobs of a sweep read the same files, so rows are kept, by content, and never changed in place.
+
+
 @lru_cache(maxsize=32)
-def _read(kind: str, path: Path, mtime_ns: int) -> list[Row]:
-    # The jobs of a sweep read the same files; rows are never changed in place.
-    return FORMATS[kind](path)
+def _read(kind: str, located: Located) -> list[Row]:
+    try:
+        return FORMATS[kind](located.path)
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(f"{located.path} does not read as {kind}: {problem}.") from error
 
 
-def _records(frame: Any) -> list[Row]:
-    names = [str(name) for name in frame.columns]
-    return [dict(zip(names, row, strict=True)) for row in frame.itertuples(index=False, name=None)]
+@lru_cache(maxsize=8)
+def _by_value(kind: str, located: Located, column: str) -> dict[str, list[Row]]:
+    rows = _read(kind, located)
+    found: dict[str, list[Row]] = {}
+    if rows and column not in columns_of(rows):
+        raise DataError(
+            f"{located.path} has no column that says whose the answers are: {choices(column, columns_of(rows))}"
+        )
+    for row in rows:
+        found.setdefault(str(row.get(column)), []).append(row)
+    return found

@@ -95,6 +95,8 @@ def fault_of(status: int, body: Any, headers: Mapping[str, str], now: float) -> 
     if status < 500 and status not in (408, 409, 425):
         wait = retry_after(headers, body, now)
         reason = _reason(status, text, wait)
+        if status == 403 and reason == "auth" and isinstance(body, str) and "<" in body:
+            reason = "bad_request"  # a firewall's page about this text, not the provider's word on the key
         if reason == "rate_limited":
             return Fault(reason, detail, retry=True, pause=True, wait_s=wait)
         return Fault(reason, detail)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import secrets
 import threading
 import time
@@ -82,7 +83,8 @@ class LlamaCpp:
     Args:
         slots: answers generated at the same time.
         context: tokens of prompt and answer together, for each slot.
-        threads: CPU threads; null for all cores.
+        threads: CPU threads; null for half the logical cores: its threads wait for each other at every step,
+            so one that shares a core with another program slows all (2 of 2 cores busy: a third of the speed).
         prefix_cache: keep a slot's tokens and skip those that the next prompt begins with.
         loaded: models kept in memory; before one more is loaded, calls in flight are awaited and the one
             not used for longest is freed; a stream that interleaves more models reloads at each change.
@@ -90,7 +92,7 @@ class LlamaCpp:
 
     slots: int = 4
     context: int = 8192
-    threads: int | None = 2
+    threads: int | None = None
     prefix_cache: bool = True
     loaded: int = 2
 
@@ -194,7 +196,7 @@ class _Model:
         params.model.path = str(self.path)
         params.n_parallel = engine.slots
         params.n_ctx = engine.context * engine.slots  # llama.cpp divides it again
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = engine.threads or -1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = engine.threads or max(1, (os.cpu_count() or 2) // 2)
         params.n_batch = 512  # a call can be cancelled between two chunks of its prompt, not within one
         # Sliding-window models (Gemma 3) forget the prefix unless the whole window is kept.
         params.swa_full = engine.prefix_cache
