@@ -96,7 +96,8 @@ def preview(role: str, matches: Sequence[Match], scope: str) -> str:
         kept = f", {match.kept:,} stay (others use them)" if match.kept else ""
         who = f"{match.descriptor.provider}/{match.descriptor.model} ({match.descriptor.hash[:8]})"
         lines.append(
-            f"  {who}: rows {rows}; answers {match.answers:,} go{kept}; they cost {money}, {match.tokens:,} tokens"
+            f"  {who}: rows {rows}; answers {match.answers:,} go{kept}; "
+            f"they cost {money}, {match.tokens:,} tokens"
         )
     losing: Counter[tuple[str, str]] = Counter()
     for match in matches:

@@ -128,7 +128,7 @@ class Judgements:
         self, match: Match, talk: Conversation, other: Conversation | None, seat: _Seat
     ) -> Iterator[Request]:
         missing = missing_reason((other, talk))
-        rule = missing is None and other is not None and self._draw(talk, other)
+        rule = missing is None and other is not None and self._draw(match, talk, other)
         for orientation in self.protocol.orientations(talk.instruction, self.order_seed):
             first, second = (talk, other) if other is None or orientation == REVERSED else (other, talk)
             subject = self._subject(match, first, second, orientation, seat)
@@ -142,13 +142,14 @@ class Judgements:
                 if request is not None:
                     yield request
                 elif rule:
-                    self._settle(tag, preference=0.5, label="identical", source="rule")
+                    label = "self" if match.candidate is match.baseline else "identical"
+                    self._settle(tag, preference=0.5, label=label, source="rule")
                 else:
                     self._settle(tag, reason=missing)
 
-    def _draw(self, talk: Conversation, other: Conversation) -> bool:
-        if talk.keys == other.keys:
-            return True  # an answer against itself is never sent
+    def _draw(self, match: Match, talk: Conversation, other: Conversation) -> bool:
+        if match.candidate is match.baseline or talk.keys == other.keys:
+            return True  # a model, or an answer, against itself is never sent
         return self.protocol.identical == "draw" and talk.answers == other.answers
 
     def _render(

@@ -22,7 +22,7 @@ ROLES = ("candidate", "baseline", "judge")
 # Settings whose value is text, whatever it looks like. Nearly every override that is misread is one of these.
 _TEXT = re.compile(
     r"(?:.+\.)?(?:name|label|weights|revision|version|pin|tag|base_url|endpoint_id|api_key_env)"
-    r"|output_dir|data_dir|store\.root|benchmark\.path|where\..+"
+    r"|output_dir|data_dir|store\.root|benchmark\.(?:path|answers|labels|baseline)|(?:.+\.)?url|where\..+"
 )
 # Text that must be there: `null` typed for it is a name like any other. For the rest it means "not set".
 _REQUIRED = re.compile(r"(?:.+\.)?name")

@@ -28,11 +28,19 @@ def _environment() -> Any:
 
     return ImmutableSandboxedEnvironment(
         undefined=StrictUndefined,
+        finalize=_given,
         autoescape=False,
         keep_trailing_newline=False,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _given(value: Any) -> Any:
+    """What a template may show: the word "None" in a prompt would be nobody's text."""
+    if value is None:
+        raise ValueError("it shows a field that this item does not have; put {% if field %} around it")
+    return value
 
 
 @dataclass(frozen=True)
@@ -66,13 +74,18 @@ class Text:
             return str(_compiled(self.source).render(values))
         except Exception as error:  # the sandbox raises whatever the template does
             problem = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ConfigError(f"The template cannot be rendered ({problem}): {self.source[:100]!r}.") from error
+            start = self.source[:100]
+            raise ConfigError(f"The template cannot be rendered ({problem}): {start!r}.") from error
 
     def _official(self, mark: re.Match[str], values: Mapping[str, Any]) -> str:
         name = mark.group(1)
         if name not in self.fields:
             return mark.group(0)  # a brace of the prompt's own
-        return str(values[self.fields[name]])
+        ours = self.fields[name]
+        value = values[ours]
+        if value is None:
+            raise ConfigError(f"The official prompt shows {ours!r}, which this item does not have.")
+        return str(value)
 
 
 @lru_cache(maxsize=256)

@@ -34,6 +34,7 @@ VERDICT_SCHEMA: Final = {
     "preference": "float",
     "score": "float",
     "label": "text",
+    "winner": "text",  # the preferred model, or tie; null where there is no preference
     "confidence": "float",
     "reason": "text",
     "source": "text",  # judge, rule; null where there is no verdict
@@ -52,14 +53,23 @@ VERDICT_SCHEMA: Final = {
 }
 """Columns and kinds of the verdict frame, one row a judgement asked for."""
 
+TIE = "tie"
 _KINDS = {"text": "str", "int": "int64", "float": "float64", "bool": "bool"}
 
 
 def verdict_frame(columns: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Columns of Python values as a typed verdict frame."""
+    """Columns of Python values as a typed verdict frame; `winner` follows from the others."""
+    slots = zip(columns["preference"], columns["model_a"], columns["model_b"], strict=True)
+    whole = {**columns, "winner": [_winner(*slot) for slot in slots]}
     return pd.DataFrame(
-        {name: pd.Series(columns[name], dtype=_KINDS[kind]) for name, kind in VERDICT_SCHEMA.items()}
+        {name: pd.Series(whole[name], dtype=_KINDS[kind]) for name, kind in VERDICT_SCHEMA.items()}
     )
+
+
+def _winner(preference: float | None, model_a: str, model_b: str) -> str | None:
+    if preference is None or preference != preference:
+        return None
+    return model_b if preference > 0.5 else model_a if preference < 0.5 else TIE
 
 
 _BATTLE = ["benchmark", "protocol", "judge", "candidate", "baseline", "instruction_id", "turn"]

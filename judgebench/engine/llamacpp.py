@@ -83,8 +83,8 @@ class LlamaCpp:
     Args:
         slots: answers generated at the same time.
         context: tokens of prompt and answer together, for each slot.
-        threads: CPU threads; null for half the logical cores: its threads wait for each other at every step,
-            so one that shares a core with another program slows all (2 of 2 cores busy: a third of the speed).
+        threads: CPU threads; null for half the logical cores. They wait for each other at every step, so one
+            that has to share its core slows all: with 2 on 2 busy cores a third of the speed of 1.
         prefix_cache: keep a slot's tokens and skip those that the next prompt begins with.
         loaded: models kept in memory; before one more is loaded, calls in flight are awaited and the one
             not used for longest is freed; a stream that interleaves more models reloads at each change.
@@ -196,7 +196,8 @@ class _Model:
         params.model.path = str(self.path)
         params.n_parallel = engine.slots
         params.n_ctx = engine.context * engine.slots  # llama.cpp divides it again
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = engine.threads or max(1, (os.cpu_count() or 2) // 2)
+        threads = engine.threads or max(1, (os.cpu_count() or 2) // 2)
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.n_batch = 512  # a call can be cancelled between two chunks of its prompt, not within one
         # Sliding-window models (Gemma 3) forget the prefix unless the whole window is kept.
         params.swa_full = engine.prefix_cache
