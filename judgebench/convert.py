@@ -45,10 +45,13 @@ REPLAYS = pa.schema(
         ("time_per_example", pa.float64()),
     ]
 )
-_TEXT_COLUMNS = ("evaluator", "entry", "parser", "completions_fn", "model")
 PROMPTS = pa.schema(
     [
-        *((name, pa.string()) for name in _TEXT_COLUMNS),
+        ("evaluator", pa.string()),
+        ("entry", pa.string()),
+        ("parser", pa.string()),
+        ("completions_fn", pa.string()),
+        ("model", pa.string()),
         ("batch_size", pa.int32()),
         ("prompt_path", pa.string()),
         ("prompt_template", pa.string()),
@@ -128,7 +131,7 @@ def _replay(row: Row, position: int, model: str) -> Row:
         "raw_text": row["reply"],
         "sampled_logprob": row["token_logprob"],
         "total_tokens": None if tokens is None else int(tokens),
-        # Of rows that were not judged the file says what the time was all the same.
+        # What is told of a row that was never judged tells nothing.
         **{
             name: row[name] if row["reply"] is not None or name == "preference" else None
             for name in (
@@ -154,7 +157,7 @@ def _positions(rows: Sequence[Row], ids: dict[str, int], path: Path) -> list[int
 
 
 def _prompts(checkout: Path) -> Iterator[Row]:
-    import yaml
+    import yaml  # type: ignore[import-untyped]
 
     configs = checkout / "src" / "alpaca_eval" / "evaluators_configs"
     for path in sorted(configs.glob("*/configs.yaml")):

@@ -131,9 +131,9 @@ class Match:
     cost_usd: float = 0.0
     unpriced: int = 0
     tokens: int = 0
-    losing: Counter[tuple[str, str]] = field(
-        default_factory=Counter
-    )  # (benchmark, model): rows not asked for
+    # (benchmark, model) -> rows that go with the answers though nobody named them
+    losing: Counter[tuple[str, str]] = field(default_factory=Counter)
+    lost_rows: int = 0
 
 
 def find(root: Path, role: str, wanted: Condition, scope: str) -> Iterator[Match]:
@@ -222,6 +222,7 @@ def _measure(
             "NOT IN (SELECT subject_key FROM picked) GROUP BY 1, 2, 3"
         )
         for benchmark, model_a, model_b, count in others:
+            match.lost_rows += count
             for model in {model_a, model_b} - {None}:
                 match.losing[benchmark, model] += count
     return match
