@@ -99,6 +99,8 @@ class Answers:
 
     def __init__(self, model: Model, loaded: Loaded, role: str) -> None:
         self.model, self.loaded, self.role = model, loaded, role
+        if model.form == "decision":
+            raise ConfigError(f"{model.shown!r} is a decision endpoint: it can judge, not answer.")
         self.label = model.shown
         self.benchmark = loaded.benchmark.name
         shipped = loaded.shipped(model.name) if model.shipped and model.name is not None else None

@@ -45,18 +45,13 @@ REPLAYS = pa.schema(
         ("time_per_example", pa.float64()),
     ]
 )
+_PROMPTS: dict[str, pa.DataType] = dict.fromkeys(
+    ("evaluator", "entry", "parser", "completions_fn", "model"), pa.string()
+)
 PROMPTS = pa.schema(
-    [
-        ("evaluator", pa.string()),
-        ("entry", pa.string()),
-        ("parser", pa.string()),
-        ("completions_fn", pa.string()),
-        ("model", pa.string()),
-        ("batch_size", pa.int32()),
-        ("prompt_path", pa.string()),
-        ("prompt_template", pa.string()),
-        ("config_json", pa.string()),
-    ]
+    _PROMPTS
+    | {"batch_size": pa.int32()}
+    | dict.fromkeys(("prompt_path", "prompt_template", "config_json"), pa.string())
 )
 
 

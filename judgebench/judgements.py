@@ -200,7 +200,7 @@ class Judgements:
         input_hash = request.input_hash if request else None
         row = {
             "verdict_key": verdict_key(seat.descriptor.hash, subject.key(input_hash or "", sample)),
-            **{name: value for name, value in subject._asdict().items() if name in VERDICT_SCHEMA},
+            **subject._asdict(),
             "judge": seat.name,
             "cluster_id": item.cluster_id,
             "category": item.category,

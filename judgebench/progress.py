@@ -48,12 +48,9 @@ def watch(name: str, tally: Tally) -> Iterator[None]:
 
 
 def told(tally: Tally) -> str:
-    """The counts in words, what is zero left out.
-
-    >>> told(Tally(asked=3, hits=2, calls=1, cost_usd=0.5))
-    '1 asked, 2 stored, $0.5000'
-    """
-    parts = [f"{tally.calls} asked", f"{tally.hits} stored"]
+    """The counts in words, what is zero left out: `1 asked, 2 stored, $0.5000`."""
+    parts = [f"{tally.origins['paid']} asked", f"{tally.hits} stored"]
+    parts += [f"{tally.origins[name]} {name}" for name in ("shipped", "replayed") if tally.origins[name]]
     failed, retried = sum(tally.failures.values()), sum(tally.retries.values())
     if failed:
         parts.append(f"{failed} failed")

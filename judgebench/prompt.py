@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from judgebench.errors import ConfigError
@@ -103,13 +103,13 @@ class Template:
     messages: tuple[tuple[str, Text], ...] = ()
     text: Text | None = None
 
-    @property
+    @cached_property
     def uses(self) -> frozenset[str]:
         """The fields that the prompt shows."""
         parts = [text for _, text in self.messages] + ([self.text] if self.text else [])
         return frozenset().union(*(part.uses for part in parts))
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """16 hex digits over the template's own text."""
         parts = [(role, text.source) for role, text in self.messages]

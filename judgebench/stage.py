@@ -45,6 +45,7 @@ class Tally:
     asked: int = 0
     hits: int = 0
     calls: int = 0
+    origins: Counter[str] = field(default_factory=Counter)  # of the calls: paid, shipped, replayed
     shared: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     retries: Counter[str] = field(default_factory=Counter)
@@ -69,6 +70,7 @@ class Tally:
     def paid(self, answer: Answer) -> None:
         """Count an answer that this fill asked for."""
         self.calls += 1
+        self.origins[answer.origin] += 1
         if answer.origin == "paid":
             self.input_tokens += answer.input_tokens or 0
             self.output_tokens += answer.output_tokens or 0

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 VERDICT_SCHEMA: Final = {
     "verdict_key": "text",
@@ -97,63 +98,74 @@ def battles(verdicts: pd.DataFrame) -> pd.DataFrame:
         candidate_chars (int64), candidate_truncated, reader, source, first_slot (share of the read
         verdicts that preferred the answer shown first); sorted by the grouping.
     """
-    frame = verdicts.assign(
-        first_slot=(1.0 - np.sign(verdicts["preference"] - 0.5)) / 2.0,
-        baseline=verdicts["baseline"].fillna(""),
-        orientation=verdicts["orientation"].fillna(""),
-        preference=np.where(
-            verdicts["orientation"].eq("reversed"), 1.0 - verdicts["preference"], verdicts["preference"]
-        ),
-    )
-    frame["read"] = frame["preference"].notna() | frame["score"].notna()
-    frame["by_rule"] = frame["source"].eq("rule")
-    # Chunks come in as answers do; the sort makes sums independent of arrival.
-    frame = frame.sort_values([*_BATTLE, "orientation", "candidate_sample", "sample"], kind="stable")
-    orders = frame.groupby([*_BATTLE, "orientation"], sort=True, as_index=False).agg(
-        preference=("preference", "mean"),
-        score=("score", "mean"),
-        first_slot=("first_slot", "mean"),
-        asked=("read", "size"),
-        read=("read", "sum"),
-        reason=("reason", "first"),
-        by_rule=("by_rule", "all"),
-        cluster_id=("cluster_id", "first"),
-        category=("category", "first"),
-        language=("language", "first"),
-        candidate_chars=("candidate_chars", "first"),
-        candidate_truncated=("candidate_truncated", "any"),
-        reader=("reader", "first"),
-    )
-    orders["unread"] = orders["read"].eq(0)
-    orders["side"] = np.sign(orders["preference"] - 0.5)
-    out = orders.groupby(_BATTLE, sort=True, as_index=False).agg(
-        cluster_id=("cluster_id", "first"),
-        category=("category", "first"),
-        language=("language", "first"),
-        preference=("preference", "mean"),
-        score=("score", "mean"),
-        first_slot=("first_slot", "mean"),
-        reason=("reason", "first"),
-        orders=("side", "size"),
-        sides=("side", "count"),
-        low_side=("side", "min"),
-        high_side=("side", "max"),
-        unread=("unread", "any"),
-        n_asked=("asked", "sum"),
-        n_read=("read", "sum"),
-        candidate_chars=("candidate_chars", "first"),
-        candidate_truncated=("candidate_truncated", "any"),
-        reader=("reader", "first"),
-        by_rule=("by_rule", "all"),
-    )
-    out.loc[out["unread"], ["preference", "score"]] = np.nan
-    out["reason"] = out["reason"].where(out["unread"], None)
-    same = out["low_side"].eq(out["high_side"]).astype("boolean")
-    out["consistent"] = same.where(out["sides"].ge(2) & ~out["unread"])
-    out["source"] = np.where(out["by_rule"], "rule", "judge")
-    out["baseline"] = out["baseline"].where(out["baseline"].ne(""), None)
-    out = out.astype({"n_asked": "int32", "n_read": "int32", "turn": "int32", "candidate_chars": "int64"})
-    return out.drop(columns=["orders", "sides", "low_side", "high_side", "unread", "by_rule"])
+    codes = [_codes(verdicts[name]) for name in _BATTLE]
+    orientation = _codes(verdicts["orientation"])
+    inner = (verdicts["sample"].to_numpy(), verdicts["candidate_sample"].to_numpy(), orientation)
+    # Rows come in as answers do; the sort makes sums independent of arrival.
+    at = np.lexsort((*inner, *reversed(codes)))
+    frame, orientation, codes = verdicts.iloc[at], orientation[at], [code[at] for code in codes]
+    begins = np.zeros(len(frame), dtype=bool)
+    begins[:1] = True
+    for code in codes:
+        begins[1:] |= code[1:] != code[:-1]
+    changes = begins.copy()
+    changes[1:] |= orientation[1:] != orientation[:-1]
+    first = np.flatnonzero(begins)  # the first row of each battle
+    order = np.flatnonzero(changes)  # the first row of each order of a battle
+    of = np.searchsorted(order, first)  # the first order of each battle
+
+    given = frame["preference"].to_numpy(np.float64)
+    mine = np.where(frame["orientation"].eq("reversed"), 1.0 - given, given)
+    score = frame["score"].to_numpy(np.float64)
+    read = ~(np.isnan(mine) & np.isnan(score))
+    preferences = _means(mine, order)
+    unread = _sums(read, order) == 0
+    lost = _sums(unread, of) > 0
+    sides = np.sign(preferences - 0.5)
+    sided = ~np.isnan(sides)
+    same = np.fmin.reduceat(sides, of) == np.fmax.reduceat(sides, of) if len(of) else np.zeros(0, dtype=bool)
+
+    out = frame.iloc[first][[*_BATTLE, "cluster_id", "category", "language"]].reset_index(drop=True)
+    out["preference"] = np.where(lost, np.nan, _means(preferences, of))
+    out["score"] = np.where(lost, np.nan, _means(_means(score, order), of))
+    out["first_slot"] = _means(_means((1.0 - np.sign(given - 0.5)) / 2.0, order), of)
+    out["reason"] = _first_reason(frame, np.repeat(unread, np.diff([*order, len(frame)])), first)
+    out["n_asked"] = np.diff([*first, len(frame)])
+    out["n_read"] = _sums(read, first)
+    out["candidate_chars"] = frame["candidate_chars"].to_numpy()[first]
+    out["candidate_truncated"] = _sums(frame["candidate_truncated"].to_numpy(bool), first) > 0
+    out["reader"] = frame["reader"].iloc[first].reset_index(drop=True)
+    consistent = pd.Series(same, dtype="boolean")
+    out["consistent"] = consistent.where((_sums(sided, of) >= 2) & ~lost)
+    by_rule = _sums(frame["source"].eq("rule").to_numpy(), first) == out["n_asked"].to_numpy()
+    out["source"] = np.where(by_rule, "rule", "judge")
+    return out.astype({"n_asked": "int32", "n_read": "int32", "turn": "int32", "candidate_chars": "int64"})
+
+
+def _codes(column: pd.Series[Any]) -> NDArray[np.int64]:
+    """Numbers that sort as the values do, null first."""
+    return pd.factorize(column, sort=True)[0]
+
+
+def _sums(values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many are true in each run of rows."""
+    return np.add.reduceat(values.astype(np.int64), starts) if len(starts) else np.zeros(0, np.int64)
+
+
+def _means(values: NDArray[np.float64], starts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The mean of each run of rows without its NaNs; NaN where that leaves none."""
+    known = ~np.isnan(values)
+    count = _sums(known, starts)
+    total = np.add.reduceat(np.where(known, values, 0.0), starts) if len(starts) else np.zeros(0)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def _first_reason(frame: pd.DataFrame, unread: NDArray[np.bool_], first: NDArray[np.int64]) -> pd.Series[Any]:
+    """Why each battle has no verdict: the first reason in an order that has none."""
+    reasons = frame["reason"].reset_index(drop=True)[unread].dropna()
+    battle = np.searchsorted(first, reasons.index.to_numpy(), side="right") - 1
+    reasons.index = pd.Index(battle)
+    return reasons[~reasons.index.duplicated()].reindex(range(len(first)))
 
 
 def paired_scores(battles: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:

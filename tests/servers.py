@@ -124,6 +124,13 @@ class Server:
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
         return runner
 
+    async def leave(self) -> None:
+        await self.runner.cleanup()
+        stalled = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in stalled:
+            task.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+
     def __enter__(self) -> Server:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="server", daemon=True)
@@ -132,7 +139,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.leave(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(10)
         self.loop.close()

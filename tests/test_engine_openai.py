@@ -122,7 +122,7 @@ def test_where_providers_listen() -> None:
     assert all(url.startswith("https://") and not url.endswith("/") for url in BASES.values())
     with pytest.raises(ConfigError, match=r"Did you mean 'groq'"):
         base_url(request(provider="grok"))
-    with pytest.raises(ConfigError, match="127.0.0.1:8000/v1"):
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:8000/v1"):
         base_url(request(url="127.0.0.1:8000/v1"))
 
 
@@ -280,22 +280,49 @@ def test_b82_forbidden_logprobs_stop_at_preflight() -> None:
 @pytest.mark.parametrize(
     ("raw", "usage"),
     [
-        ({"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 800}, "completion_tokens": 400,
-          "completion_tokens_details": {"reasoning_tokens": 300}}, Usage(1000, 800, 400, 300)),
-        ({"input_tokens": 200, "cache_read_input_tokens": 800, "output_tokens": 400}, Usage(1000, 800, 400, None)),
-        ({"input_tokens": 100, "cache_read_input_tokens": 800, "cache_creation_input_tokens": 100,
-          "output_tokens": 400}, Usage(1000, 800, 400, None)),
-        ({"prompt_tokens": 1000, "completion_tokens": 100, "completion_tokens_details": {"reasoning_tokens": 300}},
-         Usage(1000, None, 400, 300)),
-        ({"prompt_tokens": 1000, "completion_tokens": 300, "total_tokens": 1400,
-          "completion_tokens_details": {"reasoning_tokens": 100}}, Usage(1000, None, 400, 100)),
-        ({"prompt_tokens": 200, "prompt_cache_hit_tokens": 800, "completion_tokens": 4}, Usage(1000, 800, 4, None)),
-        ({"input_tokens": 1000, "input_tokens_details": {"cached_tokens": 800}, "output_tokens": 4},
-         Usage(1000, 800, 4, None)),
+        # P1: totals that hold the parts
+        (
+            {
+                "prompt_tokens": 1000,
+                "prompt_tokens_details": {"cached_tokens": 800},
+                "completion_tokens": 400,
+                "completion_tokens_details": {"reasoning_tokens": 300},
+            },
+            Usage(1000, 800, 400, 300),
+        ),
+        # P2: cached ones apart
+        (
+            {"input_tokens": 200, "cache_read_input_tokens": 800, "output_tokens": 400},
+            Usage(1000, 800, 400, None),
+        ),
+        (
+            {"input_tokens": 100, "cache_read_input_tokens": 800, "cache_creation_input_tokens": 100},
+            Usage(1000, 800, None, None),
+        ),
+        ({"prompt_tokens": 200, "prompt_cache_hit_tokens": 800}, Usage(1000, 800, None, None)),
+        # P3: reasoning apart
+        (
+            {"completion_tokens": 100, "completion_tokens_details": {"reasoning_tokens": 300}},
+            Usage(None, None, 400, 300),
+        ),
+        (
+            {
+                "prompt_tokens": 1000,
+                "completion_tokens": 300,
+                "total_tokens": 1400,
+                "completion_tokens_details": {"reasoning_tokens": 100},
+            },
+            Usage(1000, None, 400, 100),
+        ),
+        (
+            {"input_tokens": 1000, "input_tokens_details": {"cached_tokens": 800}, "output_tokens": 4},
+            Usage(1000, 800, 4, None),
+        ),
+        ({"prompt_tokens": 0, "completion_tokens": 0}, Usage()),
         (None, Usage()),
         ({}, Usage()),
     ],
-)  # fmt: skip
+)
 def test_b120_usage_in_one_convention(raw: Any, usage: Usage) -> None:
     assert usage_of(raw) == usage
 

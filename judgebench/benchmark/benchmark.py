@@ -234,9 +234,7 @@ class Loaded:
         for text, several in given.items():
             same = by_text[text]
             if len(several) not in (1, len(same)):
-                raise DataError(
-                    f"{where}: {len(several)} answers to {text[:100]!r}, which is there {len(same)}x."
-                )
+                raise DataError(f"{where}: {len(several)} for {len(same)} instructions {text[:100]!r}.")
             for number, item in enumerate(same):
                 row = several[number % len(several)]
                 joined[item.instruction_id] = items.answer(

@@ -100,9 +100,8 @@ def _by_value(kind: str, located: Located, column: str) -> dict[str, list[Row]]:
     rows = _read(kind, located)
     found: dict[str, list[Row]] = {}
     if rows and column not in columns_of(rows):
-        raise DataError(
-            f"{located.path} has no column that says whose the answers are: {choices(column, columns_of(rows))}"
-        )
+        whose = choices(column, columns_of(rows))
+        raise DataError(f"{located.path} has no column that says whose the answers are: {whose}")
     for row in rows:
         found.setdefault(str(row.get(column)), []).append(row)
     return found

@@ -103,8 +103,7 @@ class LiteLLM:
                     yield event
         finally:
             _runs -= 1
-            if client.litellm is not None and _runs == 0:
-                await _close(client.litellm)
+            await client.close()
 
 
 def load() -> Any:
@@ -125,11 +124,6 @@ def load() -> Any:
         return sys.modules["litellm"]
 
 
-async def _close(litellm: Any) -> None:
-    await litellm.close_litellm_async_clients()
-    litellm.in_memory_llm_clients_cache.flush_cache()  # it would hand out the closed ones
-
-
 class _Client:
     """The calls of one run."""
 
@@ -137,6 +131,7 @@ class _Client:
         self.engine = engine
         self.litellm: Any = None
         self.routes: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self.text_clients: dict[tuple[str, str | None], Any] = {}
 
     async def call(self, request: Request) -> Response:
         """Ask once."""
@@ -184,6 +179,8 @@ class _Client:
             raise ConfigError(f"{clash[0]!r} steers litellm itself and cannot be sent to {prefix!r}.")
         else:
             named.update(extra)
+        if prefix in OPENAI_SHAPED and not chat and url is not None:
+            named["client"] = self.text_client(url, key)
         return {
             "model": f"{prefix}/{request.descriptor.model}",
             "api_base": url,
@@ -193,6 +190,24 @@ class _Client:
             "drop_params": False,
             **named,
         }
+
+    def text_client(self, url: str, key: str | None) -> Any:
+        """For text completions litellm makes a client a call and closes none of them: it gets one of ours."""
+        import openai
+
+        client = self.text_clients.get((url, key))
+        if client is None:
+            client = self.text_clients[url, key] = openai.AsyncOpenAI(
+                base_url=url, api_key=key, max_retries=0, timeout=self.engine.timeout_s
+            )
+        return client
+
+    async def close(self) -> None:
+        for client in self.text_clients.values():
+            await client.close()
+        if self.litellm is not None and _runs == 0:
+            await self.litellm.close_litellm_async_clients()
+            self.litellm.in_memory_llm_clients_cache.flush_cache()  # it would hand out the closed ones
 
     def prefix(self, request: Request) -> str:
         """What litellm calls the provider. One that it does not know is taken by its base_url's shape."""

@@ -26,6 +26,8 @@ _OURS = frozenset({"messages", "prompt", "model"})
 _ONE_WHOLE_ANSWER = frozenset({"n", "best_of", "stream", "stream_options"})
 _REASONING_MODEL = re.compile(r"(?:o[1-9]|gpt-5)(?![0-9])")  # of openai itself
 
+_COUNTS = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
+
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
@@ -157,6 +159,8 @@ def usage_of(raw: Any) -> Usage:
     """
     if not isinstance(raw, Mapping):
         return NO_USAGE
+    if not any(raw.get(name) for name in _COUNTS):
+        return NO_USAGE  # no call takes nothing and gives nothing: that is litellm's word for unknown
     details = raw.get("prompt_tokens_details") or raw.get("input_tokens_details") or {}
     cached = details.get("cached_tokens")
     if cached is None:

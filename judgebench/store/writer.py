@@ -7,7 +7,6 @@ called with what the store holds: where another process was faster, its answer, 
 
 from __future__ import annotations
 
-import queue
 import sqlite3
 import threading
 import time
@@ -51,64 +50,79 @@ class Writer:
 
     def __init__(self, root: Path, role: str) -> None:
         self._root, self._role = root, role
-        self._queue: queue.SimpleQueue[Write | threading.Event] = queue.SimpleQueue()
         self._connections: dict[str, sqlite3.Connection] = {}
         self._thread: threading.Thread | None = None
         self._error: StoreError | None = None
         self.commits = 0
+        # The open group and how far the thread is. A row wakes the thread only when it opens a group:
+        # a wake a row costs more of the stage's CPU than the commits do.
+        self._change = threading.Condition()
+        self._group: list[Write] = []
+        self._opened_at = 0.0
+        self._given = self._kept = 0  # rows
+        self._hurry = self._ended = False
 
     def put(self, write: Write) -> None:
         """Hand a row over. Raises the `StoreError` of an earlier commit that failed."""
         if self._error is not None:
             raise self._error
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name=f"writer-{self._role}", daemon=True)
-            self._thread.start()
-        self._queue.put(write)
+        with self._change:
+            if self._thread is None:
+                self._ended = False
+                self._thread = threading.Thread(target=self._loop, name=f"writer-{self._role}", daemon=True)
+                self._thread.start()
+            self._given += 1
+            self._group.append(write)
+            if len(self._group) == 1:
+                self._opened_at = time.monotonic()
+                self._change.notify_all()
+            elif len(self._group) == GROUP_ROWS:
+                self._change.notify_all()
 
     def flush(self) -> None:
         """Return when all that was handed over is committed, or raise `StoreError`."""
-        if self._thread is not None:
-            reached = threading.Event()
-            self._queue.put(reached)
-            reached.wait()
+        with self._change:
+            given = self._given
+            while self._kept < given:
+                self._hurry = True
+                self._change.notify_all()
+                self._change.wait()
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
         """Commit, end the thread, close every connection."""
-        try:
-            self.flush()
-        finally:
-            if self._thread is not None:
-                self._queue.put(_END)
-                self._thread.join()
-                self._thread = None
+        with self._change:
+            thread, self._thread = self._thread, None
+            self._ended = True
+            self._change.notify_all()
+        if thread is not None:
+            thread.join()
+        if self._error is not None:
+            raise self._error
 
     def _loop(self) -> None:
-        ended = False
-        while not ended:
-            group: list[Write] = []
-            reached: list[threading.Event] = []
-            deadline = None
-            while len(group) < GROUP_ROWS and not reached:
-                try:
-                    wait: float | None = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    item = self._queue.get(timeout=wait)
-                except queue.Empty:
-                    break
-                if isinstance(item, Write):
-                    group.append(item)
-                    deadline = deadline or time.monotonic() + GROUP_S
-                else:
-                    ended = item is _END
-                    reached.append(item)
-            if group and self._error is None:
+        while group := self._take():
+            if self._error is None:
                 self._commit(group)
-            for event in reached:
-                event.set()
+            with self._change:
+                self._kept += len(group)
+                self._change.notify_all()
         for db in self._connections.values():
             db.close()
+        self._connections.clear()
+
+    def _take(self) -> list[Write]:
+        """The next group, once its time is over, it is full, or somebody waits; empty at the end."""
+        with self._change:
+            self._change.wait_for(lambda: self._group or self._ended)
+            self._change.wait_for(
+                lambda: self._hurry or self._ended or len(self._group) >= GROUP_ROWS,
+                timeout=max(0.0, self._opened_at + GROUP_S - time.monotonic()),
+            )
+            group, self._group = self._group, []
+            self._hurry = False
+        return group
 
     def _commit(self, group: list[Write]) -> None:
         by_database: dict[str, list[Write]] = {}
@@ -137,13 +151,13 @@ class Writer:
         db.execute("BEGIN IMMEDIATE")
         try:
             before = db.total_changes
-            db.executemany(_ANSWER, answers)
+            _many(db, "responses", answers)
             if db.total_changes - before != len(answers):
                 for answer in answers:
                     row = db.execute(_STORED, answer[:2]).fetchone()
                     if row != answer:
                         theirs[answer[:2]] = row
-            db.executemany(_SUBJECT, [row for write in writes for row in write.subjects])
+            _many(db, "subjects", [row for write in writes for row in write.subjects])
             db.executemany(_ATTEMPT, [row for write in writes for row in write.attempts])
             db.execute("COMMIT")
         except BaseException:
@@ -168,4 +182,12 @@ class Writer:
         return db
 
 
-_END = threading.Event()
+
+def _many(db, table, rows):
+    for start in range(0, len(rows) - 31, 32):
+        chunk = rows[start : start + 32]
+        w = len(chunk[0])
+        db.execute(f"INSERT OR IGNORE INTO {table} VALUES " + ",".join(["(" + ",".join("?" * w) + ")"] * 32), [v for r in chunk for v in r])
+    rest = rows[len(rows) // 32 * 32 :]
+    if rest:
+        db.executemany(_insert(table, len(rest[0])), rest)
