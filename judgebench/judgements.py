@@ -197,10 +197,10 @@ class Judgements:
         request: Request | None,
     ) -> None:
         item = talk.instruction
-        input_hash = request.input_hash if request else None
+        key = request.subject_key if request else subject.key("", sample)
         row = {
-            "verdict_key": verdict_key(seat.descriptor.hash, subject.key(input_hash or "", sample)),
-            **subject._asdict(),
+            **dict(zip(Subject._fields, subject, strict=True)),
+            "verdict_key": verdict_key(seat.descriptor.hash, key),
             "judge": seat.name,
             "cluster_id": item.cluster_id,
             "category": item.category,
@@ -211,7 +211,7 @@ class Judgements:
             "sample": sample,
             "reader": self.protocol.reader.version,
             "judge_descriptor": seat.descriptor.hash,
-            "input_hash": input_hash,
+            "input_hash": request.input_hash if request else None,
             "candidate_chars": talk.chars,
             "baseline_chars": other.chars if other else 0,
             "candidate_truncated": talk.truncated,

@@ -71,7 +71,8 @@ class Text:
         if self.official:
             return _MARK.sub(lambda mark: self._official(mark, values), self.source)
         try:
-            return str(_compiled(self.source).render(values))
+            compiled, constant = _compiled(self.source)
+            return str(compiled.render(values)) if constant is None else constant
         except Exception as error:  # the sandbox raises whatever the template does
             problem = " ".join(f"{type(error).__name__}: {error}".split())
             start = self.source[:100]
@@ -89,8 +90,10 @@ class Text:
 
 
 @lru_cache(maxsize=256)
-def _compiled(source: str) -> Any:
-    return _environment().from_string(source)
+def _compiled(source: str) -> tuple[Any, str | None]:
+    """The template; and its text where it shows no field, as most system messages."""
+    compiled = _environment().from_string(source)
+    return compiled, None if Text(source).uses else str(compiled.render())
 
 
 @dataclass(frozen=True)

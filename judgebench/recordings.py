@@ -74,21 +74,20 @@ class Recordings:
             orientation = asked.orientation or ""
             by_id = _Subject(names.get(label, label), asked.instruction_id, orientation)
             by_text = by_id._replace(item=texts.get(asked.instruction_id, ""))
-            subject = by_id if by_id in known.ids else by_text
             row = known.ids.get(by_id) or known.texts.get(by_text)
             if row is None:
                 if orientation and {by_id._replace(orientation=""), by_text._replace(orientation="")} & (
                     known.ids.keys() | known.texts.keys()
                 ):
                     raise DataError(
-                        f"The recording of {subject} does not say in which order the answers were shown, and "
+                        f"The recording of {by_id} does not say in which order the answers were shown, and "
                         "that is not guessed: map a column with engine.table.columns.orientation=COLUMN."
                     )
                 continue
             reply = Recorded(str(row["reply"]), finish_reason(row.get("finish_reason")), _logprobs(row))
-            earlier, of = found.setdefault(request.key, (reply, subject))
+            earlier, of = found.setdefault(request.key, (reply, by_id))
             if earlier != reply:
-                conflicts.append(f"{subject} and {of}")
+                conflicts.append(f"{by_id} and {of}")
         self._refuse(conflicts, "rendered prompt")
         return {key: reply for key, (reply, _) in found.items()}
 

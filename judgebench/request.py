@@ -253,9 +253,12 @@ class Request:
     sample: int = 0
     tag: int = 0
     input_hash: str = field(init=False)
+    subject_key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "input_hash", digest(self.input_text))
+        input_hash = digest(self.input_text)
+        object.__setattr__(self, "input_hash", input_hash)
+        object.__setattr__(self, "subject_key", self.subject.key(input_hash, self.sample))
 
     @property
     def key(self) -> Key:

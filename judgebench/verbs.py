@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +25,16 @@ from judgebench.folder import COMPLETE, MISSING, Job, write_json
 from judgebench.hints import strong_judge
 from judgebench.progress import told, watch
 from judgebench.stage import Tally
-from judgebench.tables import COMPLETIONS, JUDGE_CHECK, VERDICTS
+from judgebench.tables import (
+    COMPLETIONS,
+    JUDGE_CHECK,
+    LEADERBOARD,
+    METRICS,
+    VERDICTS,
+    read_parquet,
+    write_parquet,
+)
+from judgebench.usage import choices as known_choices
 from judgebench.usage import conf_dir
 from judgebench.verdict import battles, paired_scores
 
@@ -45,8 +55,8 @@ class Tables:
 
     def write(self, folder: Path, provenance: Mapping[str, str]) -> None:
         """`leaderboard.parquet` and `metrics.parquet`, whole or not at all."""
-        report.write_parquet(self.leaderboard, folder / "leaderboard.parquet", report.LEADERBOARD, provenance)
-        report.write_parquet(self.metrics, folder / "metrics.parquet", report.METRICS, provenance)
+        write_parquet(self.leaderboard, folder / "leaderboard.parquet", LEADERBOARD, provenance)
+        write_parquet(self.metrics, folder / "metrics.parquet", METRICS, provenance)
 
 
 @dataclass
@@ -110,6 +120,8 @@ class Rank:
         self.result = tables
         if job.folder is not None:
             tables.write(job.folder, {})
+            report.write_text(job.folder / "leaderboard.md", report.markdown(tables.leaderboard))
+            report.write_text(job.folder / "leaderboard.csv", report.csv(tables.leaderboard))
         report.terminal(tables.leaderboard)
         return COMPLETE
 
@@ -128,8 +140,9 @@ def read_verdicts(runs: Sequence[str | Path]) -> pd.DataFrame:
         if not found:
             raise DataError(f"{str(run)!r} holds no verdicts.parquet: give the folders of runs or sweeps.")
         files.update(dict.fromkeys(found))
-    frames = [report.read_parquet(file, VERDICTS) for file in files]
-    verdicts = pd.concat(frames, ignore_index=True).drop_duplicates("verdict_key", ignore_index=True)
+    frames = [read_parquet(file, VERDICTS) for file in files]
+    verdicts: pd.DataFrame = pd.concat(frames, ignore_index=True)
+    verdicts = verdicts.drop_duplicates("verdict_key", ignore_index=True)
     for keys, what in ((["benchmark", "protocol", "judge"], "reader"), (["judge"], "judge_descriptor")):
         many = verdicts.groupby(keys)[what].nunique()
         if (many > 1).any():
@@ -173,6 +186,8 @@ def judge_check_line(check: pd.DataFrame) -> str:
         f"Judge check: {row['judge']} is right on {row['accuracy']:.1f} % of {row['n']} pairs with a known "
         f"better answer [{row['low']:.1f}, {row['high']:.1f}] (chance: 50 %); it preferred the answer shown "
         f"first in {row['first_slot_share']:.0%} of its readings."
+        if row["n"]
+        else f"Judge check: none of {row['judge']}'s verdicts on pairs with a known better answer could be read."
         for row in whole.to_dict("records")
     )
 
@@ -185,7 +200,7 @@ def _write(folder: Path, prepared: Prepared, filled: Filled) -> tuple[Any, ...]:
     provenance = _provenance(prepared)
     rows = [row for side in prepared.sides for row in side.rows()]
     columns = [field.name for field in COMPLETIONS]
-    report.write_parquet(
+    write_parquet(
         pd.DataFrame(rows, columns=columns), folder / "completions.parquet", COMPLETIONS, provenance
     )
     everything = prepared.judgements.verdicts()
@@ -195,15 +210,15 @@ def _write(folder: Path, prepared: Prepared, filled: Filled) -> tuple[Any, ...]:
         mine &= everything["baseline"].eq(main.baseline.label)
     verdicts = everything[mine].reset_index(drop=True)
     # What was paid for is on disk before any table is computed: a fault there loses nothing.
-    report.write_parquet(verdicts, folder / "verdicts.parquet", VERDICTS, provenance)
+    write_parquet(verdicts, folder / "verdicts.parquet", VERDICTS, provenance)
     if checks:
         rest = everything[~mine].reset_index(drop=True)
-        report.write_parquet(rest, folder / "check_verdicts.parquet", VERDICTS, provenance)
+        write_parquet(rest, folder / "check_verdicts.parquet", VERDICTS, provenance)
     tables = Tables(verdicts, experiment.ranking, int(experiment.seed.get("bootstrap") or 0))
     tables.write(folder, provenance)
     check = _judge_check(prepared, everything)
     if check is not None:
-        report.write_parquet(check, folder / "judge_check.parquet", JUDGE_CHECK, provenance)
+        write_parquet(check, folder / "judge_check.parquet", JUDGE_CHECK, provenance)
     return verdicts, tables.leaderboard, tables.metrics, check
 
 
@@ -305,7 +320,25 @@ def _status(prepared: Prepared) -> int:
         )
         if key is not None and source is None and reason is not None
     ]
-    return MISSING if failed or unasked else COMPLETE
+    return MISSING if failed or unasked or _silent(prepared) else COMPLETE
+
+
+def _silent(prepared: Prepared) -> list[str]:
+    """A paragraph for each judge that replied, and of whose replies none could be read."""
+    columns = prepared.judgements.columns
+    told_of = []
+    for seat in prepared.judgements.seats:
+        read = zip(columns["judge"], columns["origin"], columns["reason"], strict=True)
+        reasons = Counter(reason for name, origin, reason in read if name == seat.name and origin is not None)
+        if reasons and None not in reasons:
+            why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+            told_of.append(
+                f"{seat.name!r} gave no verdict: none of its {reasons.total()} replies could be read ({why}). "
+                "They are stored, and reading them another way costs no call. Take a judge that keeps to the "
+                f"protocol {prepared.experiment.protocol.name!r} (judge=NAME), or another protocol: "
+                f"{', '.join(known_choices(conf_dir(), 'protocol'))}."
+            )
+    return told_of
 
 
 def _tell(prepared: Prepared, filled: Filled, result: Result, record: Mapping[str, Any]) -> None:
@@ -330,4 +363,6 @@ def _tell(prepared: Prepared, filled: Filled, result: Result, record: Mapping[st
             "could not be noted.",
             file=sys.stderr,
         )
+    for paragraph in _silent(prepared):
+        log.warning("%s", paragraph)
     say(f"{record['wall_s']:.1f} s; files in {result.folder}")

@@ -4,9 +4,9 @@ import asyncio
 
 import pandas as pd
 import pytest
+from fakes import FakeEngine
 
 import judgebench
-from fakes import FakeEngine
 from judgebench.errors import ConfigError, DataError
 from judgebench.model import Model
 

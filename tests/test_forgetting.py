@@ -16,7 +16,13 @@ WARM = Descriptor("openai", "j", {"temperature": 1.0})
 
 
 def ask(text, model_b, descriptor=COLD, instruction="1", **names):
-    given = {"benchmark": "b", "instruction_id": instruction, "turn": 0, "model_a": "base", "model_b": model_b}
+    given = {
+        "benchmark": "b",
+        "instruction_id": instruction,
+        "turn": 0,
+        "model_a": "base",
+        "model_b": model_b,
+    }
     subject = Subject(**{**given, "orientation": "direct", "protocol": "p", **names})
     return Request(descriptor, Connection(), prompt_input(text), subject)
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from judgebench import ranking
+from judgebench import estimate
 from judgebench.errors import ConfigError, DataError
 from judgebench.ranking import agreement, leaderboard, metrics
 
@@ -214,7 +214,7 @@ def test_b106_one_orientation_gives_null_consistency() -> None:
 
 
 def test_b121_one_model_one_battle() -> None:
-    for kind in ranking.INTERVALS:
+    for kind in estimate.INTERVALS:
         row = leaderboard(battles([1]), interval=kind).iloc[0]
         assert (row["low"], row["high"]) == pytest.approx(wilson(1, 1))
         assert pd.isna(row["standard_error"])
@@ -250,7 +250,7 @@ def test_clustered_standard_error_is_the_formula() -> None:
     assert row["n_clusters"] == len(sums)
 
 
-@pytest.mark.parametrize("kind", ranking.INTERVALS)
+@pytest.mark.parametrize("kind", estimate.INTERVALS)
 @pytest.mark.parametrize(("wins", "n"), [(0, 20), (20, 20), (4, 100), (3, 9), (1, 2)])
 def test_edges_are_wilson(wins: int, n: int, kind: str) -> None:
     row = leaderboard(battles([1] * wins + [0] * (n - wins)), interval=kind).iloc[0]
@@ -278,7 +278,7 @@ def simulated(models: int, items: int, seed: int) -> tuple[pd.DataFrame, float]:
     return battles(outcome.ravel(), names, instruction_id=ids, cluster_id=ids), truth
 
 
-@pytest.mark.parametrize("kind", ranking.INTERVALS)
+@pytest.mark.parametrize("kind", estimate.INTERVALS)
 def test_coverage_of_the_95_percent_interval(kind: str) -> None:
     frame, truth = simulated(1500, 60, seed=8)
     table = leaderboard(frame, interval=kind)
@@ -294,7 +294,7 @@ outcomes = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, np.nan]) | st.floats(0
 @given(
     st.lists(outcomes, min_size=1, max_size=4),
     st.randoms(use_true_random=False),
-    st.sampled_from(ranking.INTERVALS),
+    st.sampled_from(estimate.INTERVALS),
 )
 @settings(max_examples=25, deadline=None)
 def test_order_of_rows_changes_nothing(models: list[list[float]], random: Any, kind: str) -> None:
@@ -309,7 +309,7 @@ def test_order_of_rows_changes_nothing(models: list[list[float]], random: Any, k
         pd.testing.assert_frame_equal(one, other, check_exact=True)
 
 
-@given(outcomes, st.sampled_from(ranking.INTERVALS))
+@given(outcomes, st.sampled_from(estimate.INTERVALS))
 @settings(max_examples=25, deadline=None)
 def test_names_change_nothing_but_names(outcome: list[float], kind: str) -> None:
     first = leaderboard(stacked(battles(outcome, "a"), battles([1, 0], "k")), interval=kind, resamples=50)
@@ -429,7 +429,7 @@ def test_groups_are_kept_apart() -> None:
 
 def test_empty_battles_give_empty_tables() -> None:
     empty = battles([1]).iloc[:0]
-    for kind in ranking.INTERVALS:
+    for kind in estimate.INTERVALS:
         assert leaderboard(empty, interval=kind).empty
         assert metrics(empty, interval=kind).empty
     assert agreement(empty, pd.DataFrame({"instruction_id": ["0"], "truth": [1.0]})).empty

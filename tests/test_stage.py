@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass
 
 import pytest
+from fakes import FakeEngine, on_loop
 
 from judgebench.engine import Failure, Response
 from judgebench.errors import EngineError, Interrupted
 from judgebench.request import Connection, Descriptor, Request, Subject, prompt_input
 from judgebench.stage import Tally, fill
 from judgebench.store import Answer, RoleRoot
-from fakes import FakeEngine, on_loop
 
 M = Descriptor("fake", "m")
 
@@ -56,9 +56,7 @@ class Asked:
         async def work():
             store = RoleRoot(self.path, self.role, "run")
             try:
-                return await fill(
-                    requests, store=store, engine_of=engines, deliver=deliver, **options
-                )
+                return await fill(requests, store=store, engine_of=engines, deliver=deliver, **options)
             finally:
                 store.close()
 
@@ -177,21 +175,17 @@ def test_an_engine_that_forgets_a_request_is_found_out(stage):
 def test_two_models_go_to_their_own_engines_side_by_side(stage):
     other = Descriptor("fake", "other")
     ours, theirs = FakeEngine(lambda r: "ours"), FakeEngine(lambda r: "theirs")
-    requests = asks("a b".split()) + [
-        Request(other, Connection(), prompt_input("a"), Subject("b", "9", 1, "o"), 0, 9)
-    ]
+    third = Request(other, Connection(), prompt_input("a"), Subject("b", "9", 1, "o"), 0, 9)
+    requests = [*asks("a b".split()), third]
     results = stage.fill(requests, engines=lambda r: ours if r.descriptor == M else theirs)
     assert outputs(results) == ["ours", "ours", "theirs"]
 
 
 def test_a_stop_keeps_what_is_in_flight_and_says_so(stage):
-    started = asyncio.Event()
     stop = asyncio.Event()
     from judgebench.engine.flow import Policy
 
     async def reply(request):
-        if len(stage.calls) >= 0:
-            started.set()
         await asyncio.sleep(0.05)
         if request.input["prompt"] == "3":
             stop.set()

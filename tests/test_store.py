@@ -77,7 +77,9 @@ def test_an_answer_comes_back_whole(root):
 def test_the_view_is_flat_and_typed(root):
     put(root, ask(model_b="y", orientation="reversed", protocol="p"), cost_usd=0.5)
     columns = [row[1] for row in rows(root, "PRAGMA table_info(judgements)")]
-    for name in "benchmark instruction_id model_a model_b orientation top_logprobs judge origin cost_usd".split():
+    for (
+        name
+    ) in "benchmark instruction_id model_a model_b orientation top_logprobs judge origin cost_usd".split():
         assert name in columns
     sql = "SELECT judge, model_a, model_b, orientation, turn, cost_usd FROM judgements"
     assert rows(root, sql) == [("m", "x", "y", "reversed", 0, 0.5)]
@@ -163,7 +165,19 @@ def test_who_was_first_wins(tmp_path):
     other.close()
 
 
-NAMES = ["org/name", "org_name", "org--name", "a:b", "..", "CON", "con", "x" * 250, "Org/Name", "模型", "a=b,c"]
+NAMES = [
+    "org/name",
+    "org_name",
+    "org--name",
+    "a:b",
+    "..",
+    "CON",
+    "con",
+    "x" * 250,
+    "Org/Name",
+    "模型",
+    "a=b,c",
+]
 
 
 def test_model_ids_never_collide_and_stay_below_the_root(tmp_path):
@@ -195,7 +209,7 @@ def test_a_newer_schema_is_refused_and_left_alone(root):
     db.close()
     before = database(root).read_bytes()
     again = RoleRoot(root.root, "judgements", "run-2")
-    with pytest.raises(StoreError, match="schema 99.*Upgrade"):
+    with pytest.raises(StoreError, match=r"schema 99.*Upgrade"):
         again.lookup([ask()])
     with pytest.raises(StoreError, match="schema 99"):
         put(again, ask("new"))
@@ -213,7 +227,9 @@ def test_a_file_that_is_no_database_is_named_and_left_alone(root):
     assert path.read_bytes().startswith(b"not a database")
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not os.path.exists("/usr/bin/setpriv"), reason="root writes anywhere")
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not os.path.exists("/usr/bin/setpriv"), reason="root writes anywhere"
+)
 def test_a_read_only_root_serves_hits_and_says_what_it_could_not_note(root):
     put(root, ask())
     root.close()

@@ -65,7 +65,10 @@ class Benchmark:
         """
         rows, located = self.instructions.read(data_dir)
         if not rows:
-            raise DataError(f"{located.path} holds no instructions.")
+            raise DataError(
+                f"{located.path} holds no instructions: it needs a row for each, with its text in a column "
+                "instruction (or turns)."
+            )
         if self.rows is not None and len(rows) != self.rows:
             raise DataError(f"{located.path} holds {len(rows)} instructions; {self.name} has {self.rows}.")
         sources = [located]

@@ -16,6 +16,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -89,9 +90,20 @@ def locate(url: str, data_dir: Path | None) -> Located:
         path = Path(url).expanduser()
     if not os.path.isfile(path):  # false, and no error, for a name that is too long
         raise Absent(
-            f"There is no file {str(path)!r}" + ("." if path.is_absolute() else f" in {Path.cwd()}.")
+            f"There is no file {str(path)!r}"
+            + ("" if path.is_absolute() else f" in {Path.cwd()}")
+            + f"{_near(path)}. Give its path, or a URL that holds it."
         )
     return Located(path, url, revision(url), content_hash(path))
+
+
+def _near(path: Path) -> str:
+    """The names in a folder that a mistyped one may have meant."""
+    try:
+        near = get_close_matches(path.name, sorted(os.listdir(path.parent)), n=3)
+    except OSError:
+        return ""
+    return f" (near it: {', '.join(near)})" if near else ""
 
 
 def _fetched(url: str, data_dir: Path | None, mirrored: Path | None) -> Path:

@@ -127,11 +127,11 @@ class RoleRoot:
         return rows
 
     def _add_subjects(self, db: sqlite3.Connection, descriptor: Descriptor, hits: list[Request]) -> None:
-        keys = {request.subject.key(request.input_hash, request.sample): request for request in hits}
+        keys = {request.subject_key: request for request in hits}
         known: set[str] = set()
         for sql, chunk in _in_chunks(_KNOWN, sorted(keys)):
             known.update(row[0] for row in db.execute(sql, chunk))
-        rows = [self._subject_row(request, key) for key, request in keys.items() if key not in known]
+        rows = [self._subject_row(request) for key, request in keys.items() if key not in known]
         if not rows:
             return
         if os.access(layout.folder(self.root, self.role, descriptor), os.W_OK):
@@ -184,7 +184,7 @@ class RoleRoot:
         def committed(stored: tuple[Any, ...] | None) -> None:
             done(None if stored is None else Answer._make((*(stored[i] for i in _AT), stored is not row)))
 
-        subjects = [self._subject_row(r, r.subject.key(r.input_hash, r.sample)) for r in requests]
+        subjects = [self._subject_row(asked) for asked in requests]
         self._writer.put(Write(request.descriptor, row, subjects, (), committed))
 
     def note(self, event: Attempt | Failure) -> None:
@@ -224,8 +224,8 @@ class RoleRoot:
             if self._temporary is not None:
                 shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _subject_row(self, request: Request, key: str) -> tuple[Any, ...]:
-        return (key, request.input_hash, request.sample, *request.subject, self.run_id)
+    def _subject_row(self, request: Request) -> tuple[Any, ...]:
+        return (request.subject_key, request.input_hash, request.sample, *request.subject, self.run_id)
 
 
 def _in_chunks(sql: str, values: list[str]) -> Iterable[tuple[str, list[str]]]:

@@ -151,13 +151,13 @@ class Writer:
         db.execute("BEGIN IMMEDIATE")
         try:
             before = db.total_changes
-            _many(db, "responses", answers)
+            db.executemany(_ANSWER, answers)
             if db.total_changes - before != len(answers):
                 for answer in answers:
                     row = db.execute(_STORED, answer[:2]).fetchone()
                     if row != answer:
                         theirs[answer[:2]] = row
-            _many(db, "subjects", [row for write in writes for row in write.subjects])
+            db.executemany(_SUBJECT, [row for write in writes for row in write.subjects])
             db.executemany(_ATTEMPT, [row for write in writes for row in write.attempts])
             db.execute("COMMIT")
         except BaseException:
@@ -181,13 +181,3 @@ class Writer:
             layout.write_metadata(path.parent, descriptor)
         return db
 
-
-
-def _many(db, table, rows):
-    for start in range(0, len(rows) - 31, 32):
-        chunk = rows[start : start + 32]
-        w = len(chunk[0])
-        db.execute(f"INSERT OR IGNORE INTO {table} VALUES " + ",".join(["(" + ",".join("?" * w) + ")"] * 32), [v for r in chunk for v in r])
-    rest = rows[len(rows) // 32 * 32 :]
-    if rest:
-        db.executemany(_insert(table, len(rest[0])), rest)
