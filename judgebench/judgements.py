@@ -115,12 +115,13 @@ class Judgements:
         """Render every judgement. Rows that need no call (rules, missing answers) are settled here."""
         for name in self.columns:
             self.columns[name] = []
-        for match in self.matches:
-            # Instruction by instruction, so that a judge's prompts of one item follow each other
-            # and share their beginning in a provider's prompt cache.
-            for item_id, talks in match.candidate.by_item.items():
-                for talk in talks:
-                    other = match.baseline.by_item[item_id][0] if match.baseline else None
+        # Instruction by instruction over all matches: prompts that begin alike follow each other, and
+        # a provider or a local engine computes their common part once.
+        items = dict.fromkeys(item for match in self.matches for item in match.candidate.by_item)
+        for item in items:
+            for match in self.matches:
+                for talk in match.candidate.by_item.get(item, ()):
+                    other = match.baseline.by_item[item][0] if match.baseline else None
                     for seat in self.seats:
                         yield from self._of(match, talk, other, seat)
 

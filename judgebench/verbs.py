@@ -187,7 +187,7 @@ def judge_check_line(check: pd.DataFrame) -> str:
         f"better answer [{row['low']:.1f}, {row['high']:.1f}] (chance: 50 %); it preferred the answer shown "
         f"first in {row['first_slot_share']:.0%} of its readings."
         if row["n"]
-        else f"Judge check: none of {row['judge']}'s verdicts on pairs with a known better answer could be read."
+        else f"Judge check: {row['judge']} gave no verdict on the pairs with a known better answer."
         for row in whole.to_dict("records")
     )
 
@@ -333,8 +333,8 @@ def _silent(prepared: Prepared) -> list[str]:
         if reasons and None not in reasons:
             why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
             told_of.append(
-                f"{seat.name!r} gave no verdict: none of its {reasons.total()} replies could be read ({why}). "
-                "They are stored, and reading them another way costs no call. Take a judge that keeps to the "
+                f"{seat.name!r} gave no verdict: none of {reasons.total()} replies could be read ({why}). "
+                "They are stored: reading them another way costs no call. Take a judge that keeps to the "
                 f"protocol {prepared.experiment.protocol.name!r} (judge=NAME), or another protocol: "
                 f"{', '.join(known_choices(conf_dir(), 'protocol'))}."
             )

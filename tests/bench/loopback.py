@@ -13,11 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
 from judgebench.engine import Event, Response
 from judgebench.loop import background
 from judgebench.request import Connection, Descriptor, Request, Subject, coerce_settings, messages_input
 from judgebench.stage import Tally, fill
 from judgebench.store import RoleRoot
+from judgebench.usage import conf_dir
 
 T = TypeVar("T")
 
@@ -60,7 +64,9 @@ def judge_requests(url: str, prompts: Sequence[str]) -> Iterator[Request]:
     """Judge requests, made one by one as a stage makes them."""
     descriptor, connection = Descriptor("vllm", "m", SETTINGS), Connection(url)
     for number, text in enumerate(prompts):
-        subject = Subject("bench", f"item-{number}", 0, "baseline", "candidate", "direct", "pairwise", "t", "a", "b")
+        subject = Subject(
+            "bench", f"item-{number}", 0, "baseline", "candidate", "direct", "pairwise", "t", "a", "b"
+        )
         yield Request(
             descriptor, connection, messages_input([{"role": "user", "content": text}]), subject, 0, number
         )
@@ -114,6 +120,13 @@ def run_stage(store: Path, requests: Iterator[Request], engine: Any) -> Stage:
 def on_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run on the process's one loop, as the product does."""
     return asyncio.run_coroutine_threadsafe(work, background()).result()
+
+
+def conf(name: str, kind: type[T]) -> T:
+    """What a conf file builds."""
+    built = instantiate(OmegaConf.load(conf_dir() / f"{name}.yaml"), _convert_="all")
+    assert isinstance(built, kind)
+    return built
 
 
 def median(values: Sequence[float]) -> float:
