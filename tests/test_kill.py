@@ -92,7 +92,8 @@ def work(url, store, out, trace):
 
     OpenAI.run = traced
     words = [
-        "run", f"store.root={store}", f"output_dir={out}", "benchmark=starter", "limit=56", "protocol=pairwise",
+        "run", f"store.root={store}", f"output_dir={out}",
+        "benchmark=starter", "limit=56", "protocol=pairwise",
         "candidate=server", "candidate.name=cand", f"candidate.base_url={url}", "candidate.endpoint_id=e",
         "judge=server", "judge.name=jud", f"judge.base_url={url}", "judge.endpoint_id=e",
         "engine=openai", f"engine.concurrency={IN_FLIGHT}",

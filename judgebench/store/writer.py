@@ -180,4 +180,3 @@ class Writer:
             self._connections[descriptor.hash] = db
             layout.write_metadata(path.parent, descriptor)
         return db
-

@@ -29,7 +29,7 @@ from tests.bench.loopback import (
 
 CALLS = 5000
 LITELLM_CALLS = 600
-ROUNDS = 3
+ROUNDS = 5
 
 
 class Peer:
