@@ -197,5 +197,5 @@ def _exact(x: Floats, column: Ints) -> Floats:
     whatever order a BLAS adds them, so that equal columns give equal sums, bit for bit."""
     peak = np.zeros(int(column.max(initial=-1)) + 1)
     np.maximum.at(peak, column, np.abs(x))
-    quantum = np.exp2(np.frexp(peak)[1] - 30.0)[column]
+    quantum = np.maximum(np.exp2(np.frexp(peak)[1] - 30.0), np.finfo(np.float64).tiny)[column]
     return np.asarray(np.rint(x / quantum) * quantum)

@@ -56,11 +56,11 @@ def wait(work: Callable[[asyncio.Event], Coroutine[Any, Any, T]], grace_s: float
                 except concurrent.futures.TimeoutError:
                     if future.done():
                         raise
+            asked.clear()  # before the message: who reads it may be quick with the second one
             loop.call_soon_threadsafe(stop.set)
             print(
                 "Stopping: answers in flight are kept; again to leave at once.", file=sys.stderr, flush=True
             )
-            asked.clear()
             for _ in range(int(grace_s / 0.2)):
                 try:
                     return future.result(timeout=0.2)

@@ -297,3 +297,39 @@ def test_four_processes_write_one_database(tmp_path):
     assert rows(root, "SELECT count(*), count(DISTINCT input_hash) FROM responses") == [(600, 600)]
     assert all(root.lookup([ask(f"q{n}", str(n)) for n in range(600)]))
     root.close()
+
+
+def test_a_callback_that_fails_is_told_and_hangs_nobody(tmp_path):
+    root = RoleRoot(tmp_path, "judgements", "run-1")
+
+    def done(answer):
+        raise RuntimeError("no loop")
+
+    root.put(Response(ask(), "yes"), [ask()], done)
+    with pytest.raises(StoreError, match="no loop"):
+        root.flush()
+    with pytest.raises(StoreError, match="no loop"):
+        root.put(Response(ask("late"), "yes"), [ask("late")], done)
+    with pytest.raises(StoreError, match="no loop"):
+        root.close()
+    assert rows(root, "SELECT count(*) FROM responses") == [(1,)]
+
+
+def test_a_flush_waits_for_the_rows_before_it_whoever_else_writes(root):
+    kept = []
+
+    def write(start):
+        for n in range(start, start + 50):
+            root.put(Response(ask(f"q{n}"), "a"), [ask(f"q{n}")], kept.append)
+            if n % 10 == 0:
+                root.flush()
+                assert root.lookup([ask(f"q{n}")])[0] is not None
+
+    threads = [threading.Thread(target=write, args=(1000 * n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    root.flush()
+    assert len(kept) == 200
+    assert rows(root, "SELECT count(*) FROM responses") == [(200,)]

@@ -103,8 +103,11 @@ class Writer:
 
     def _loop(self) -> None:
         while group := self._take():
-            if self._error is None:
-                self._commit(group)
+            try:
+                if self._error is None:
+                    self._commit(group)
+            except Exception as error:  # of a `done`: the thread lives on, else a flush would wait for ever
+                self._error = StoreError(f"The store's writer stopped: {type(error).__name__}: {error}.")
             with self._change:
                 self._kept += len(group)
                 self._change.notify_all()
