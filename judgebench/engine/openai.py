@@ -2,7 +2,7 @@
 
 What is sent is the canonical input text, byte for byte as it was hashed, with the model and its
 settings spliced in. Client CPU a call is 0.9 to 1.1 times plain aiohttp's, litellm's is 20 times
-(`tests/bench_engine.py`). This file does not know stores or protocols.
+(`tests/bench/misses.py`). This file does not know stores or protocols.
 """
 
 from __future__ import annotations
