@@ -8,32 +8,12 @@ import stat
 import threading
 
 import pytest
+from storing import M, ask, database, put, rows
 
 from judgebench.engine import Attempt, Failure, Response, Usage
 from judgebench.errors import StoreError
-from judgebench.request import Connection, Descriptor, Request, Subject, prompt_input
+from judgebench.request import Descriptor
 from judgebench.store import RoleRoot, layout, schema
-
-M = Descriptor("openai", "m", {"temperature": 0.0})
-
-
-def ask(text="Hi", instruction="1", descriptor=M, sample=0, **subject):
-    names = {"benchmark": "b", "instruction_id": instruction, "turn": 0, "model_a": "x", **subject}
-    return Request(descriptor, Connection(), prompt_input(text), Subject(**names), sample)
-
-
-def put(root, *requests, output="yes", **facts):
-    done = threading.Event()
-    stored = []
-
-    def on_commit(answer):
-        stored.append(answer)
-        done.set()
-
-    root.put(Response(requests[0], output, **facts), requests, on_commit)
-    root.flush()
-    assert done.wait(5)
-    return stored[0]
 
 
 @pytest.fixture
@@ -41,18 +21,6 @@ def root(tmp_path):
     root = RoleRoot(tmp_path, "judgements", "run-1")
     yield root
     root.close()
-
-
-def database(root, descriptor=M):
-    return layout.database(root.root, root.role, descriptor)
-
-
-def rows(root, sql, descriptor=M):
-    db = sqlite3.connect(database(root, descriptor))
-    try:
-        return db.execute(sql).fetchall()
-    finally:
-        db.close()
 
 
 def test_an_answer_comes_back_whole(root):
@@ -272,7 +240,10 @@ def test_mode_off_leaves_nothing(tmp_path):
 def test_the_schema_is_the_documented_one(root):
     put(root, ask())
     tables = {name for (name,) in rows(root, "SELECT name FROM sqlite_master WHERE type='table'")}
-    assert tables == {"responses", "subjects", "attempts", "superseded", "claims", "tombstones", "meta"}
+    assert tables == {"responses", "subjects", "attempts", "superseded", "claims", "tombstones"} | {
+        "canaries",
+        "meta",
+    }
     assert rows(root, "PRAGMA user_version") == [(schema.SCHEMA_VERSION,)]
     assert rows(root, "PRAGMA page_size") == [(8192,)]
     assert rows(root, "PRAGMA journal_mode") == [("wal",)]

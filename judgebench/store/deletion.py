@@ -18,7 +18,7 @@ from typing import Any
 from judgebench.errors import ConfigError, choices
 from judgebench.request import Descriptor
 from judgebench.store import layout, schema
-from judgebench.store.root import now
+from judgebench.store.schema import now
 
 SCOPES = ("subjects", "answers")
 ANY_MODEL = "any_model"

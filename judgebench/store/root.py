@@ -14,7 +14,6 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from judgebench import __version__
 from judgebench.engine import Attempt, Failure, Response
 from judgebench.request import Descriptor, Request, clean
 from judgebench.store import layout, schema
+from judgebench.store.schema import now
 from judgebench.store.writer import Write, Writer
 
 IN_CHUNK = 500  # host parameters of one IN (…): 134,000 to 172,000 rows a second here, see docs/store.md
@@ -58,11 +58,6 @@ def default_root() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_data_dir("judgebench", appauthor=False)) / "store"
-
-
-def now() -> str:
-    """The present instant, UTC, to the millisecond, as the store writes it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class RoleRoot:

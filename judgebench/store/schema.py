@@ -2,14 +2,15 @@
 
 Both roles have the same tables: `responses` (one row a raw answer), `subjects` (what an answer was
 used for), `attempts` (what was paid for or tried and gave no usable answer), `superseded`, `claims`,
-`tombstones`, `meta`; and one view named after the role, the flat table that people read and delete
-by. The store never interprets an answer.
+`tombstones`, `canaries`, `meta`; and one view named after the role, the flat table that people read
+and delete by. The store never interprets an answer.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,7 +29,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from judgebench.errors import StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # Who answered, as the role's view calls it.
 ANSWERED_BY = {"completions": "model", "judgements": "judge"}
 
@@ -75,7 +76,13 @@ def _subject_columns() -> list[Column[object]]:
     ]
 
 
-responses = Table("responses", metadata, *_answer_columns(), PrimaryKeyConstraint("input_hash", "sample"))
+responses = Table(
+    "responses",
+    metadata,
+    *_answer_columns(),
+    Column("refresh_at", Text),  # since when it shall be asked anew; it serves nobody until then
+    PrimaryKeyConstraint("input_hash", "sample"),
+)
 subjects = Table(
     "subjects",
     metadata,
@@ -122,9 +129,22 @@ tombstones = Table(
     Column("deleted_at", Text, nullable=False),
     PrimaryKeyConstraint("scope", "key"),
 )
+# What a model says to a fixed question, so that a checkpoint that changes under its name is noticed.
+canaries = Table(
+    "canaries",
+    metadata,
+    Column("input_hash", Text, nullable=False),
+    Column("output", Text, nullable=False),
+    Column("served_model", Text),
+    Column("fingerprint", Text),
+    Column("backend_version", Text),
+    Column("cost_usd", Float),
+    Column("created_at", Text, nullable=False),
+    Column("run_id", Text, nullable=False),
+)
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), Column("value", Text, nullable=False))
 
-ANSWER_COLUMNS = tuple(column.name for column in responses.columns)
+ANSWER_COLUMNS = tuple(column.name for column in _answer_columns())
 SUBJECT_COLUMNS = tuple(column.name for column in _subject_columns())
 # The view's columns, in its order; `answered_by` is `model` or `judge` there.
 VIEW_COLUMNS = (
@@ -135,6 +155,17 @@ VIEW_COLUMNS = (
     "run_id",
     "subject_key",
 )
+
+
+def now() -> str:
+    """The present instant, UTC, to the millisecond, as the store writes it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def insert(table: str, columns: Iterable[str]) -> str:
+    """SQL that adds a row unless its key is there."""
+    names = list(columns)
+    return f"INSERT OR IGNORE INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
 def _ddl(table: Table) -> list[str]:
@@ -169,8 +200,23 @@ def _create(db: sqlite3.Connection, role: str) -> None:
     db.execute(_view(role))
 
 
+def _to_2(db: sqlite3.Connection) -> None:
+    db.execute("ALTER TABLE responses ADD COLUMN refresh_at TEXT")
+    for statement in _ddl(canaries):
+        db.execute(statement)
+
+
 # MIGRATIONS[n] brings a database from version n to n + 1, in the caller's transaction.
-MIGRATIONS: tuple[Callable[[sqlite3.Connection, str], None], ...] = (_create,)
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _to_2}
+
+
+def _as_current(db: sqlite3.Connection, version: int) -> None:
+    """Let today's queries read an older database that is not to be changed: temporary views stand in."""
+    if version < 2:
+        answer = ", ".join(ANSWER_COLUMNS)
+        db.execute(f"CREATE TEMP VIEW responses AS SELECT {answer}, NULL AS refresh_at FROM main.responses")
+        empty = ", ".join(f"NULL AS {name}" for name in canaries.columns.keys())  # noqa: SIM118
+        db.execute(f"CREATE TEMP VIEW canaries AS SELECT {empty} WHERE 0")
 
 
 def open_writer(path: Path, role: str, facts: dict[str, str]) -> sqlite3.Connection:
@@ -190,8 +236,11 @@ def open_writer(path: Path, role: str, facts: dict[str, str]) -> sqlite3.Connect
         if version < SCHEMA_VERSION:
             db.execute("BEGIN IMMEDIATE")
             version = check_version(db, path)  # another process may have been faster
-            for step in MIGRATIONS[version:]:
-                step(db, role)
+            if version == 0:
+                _create(db, role)
+            else:
+                for number in range(version, SCHEMA_VERSION):
+                    MIGRATIONS[number](db)
             db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", {"role": role, **facts}.items())
             db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             db.execute("COMMIT")
@@ -218,9 +267,11 @@ def open_reader(path: Path) -> sqlite3.Connection | None:
             db = sqlite3.connect(
                 f"file:{quoted}?{mode}", uri=True, timeout=30, isolation_level=None, check_same_thread=False
             )
-            if check_version(db, path) == 0:
+            version = check_version(db, path)
+            if version == 0:
                 db.close()
                 return None  # created, not yet set up by its writer
+            _as_current(db, version)
             db.execute("SELECT 1 FROM responses LIMIT 1")
             return db
         except sqlite3.Error as error:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from judgebench.errors import StoreError
 from judgebench.request import Descriptor
-from judgebench.store import layout, schema
+from judgebench.store import database, layout, schema
 
 GROUP_S = 0.05
 GROUP_ROWS = 2000
@@ -35,13 +35,11 @@ class Write(NamedTuple):
     done: Callable[[tuple[Any, ...] | None], None] | None
 
 
-def _insert(table: str, width: int) -> str:
-    return f"INSERT OR IGNORE INTO {table} VALUES ({','.join('?' * width)})"
-
-
-_ANSWER = _insert("responses", len(schema.ANSWER_COLUMNS))
-_SUBJECT = _insert("subjects", len(schema.subjects.columns))
-_ATTEMPT = _insert("attempts", len(schema.attempts.columns))
+_ANSWER = schema.insert("responses", schema.ANSWER_COLUMNS)
+_SUBJECT = schema.insert("subjects", schema.subjects.columns.keys())
+_ATTEMPT = schema.insert("attempts", schema.attempts.columns.keys())
+# A use that was deleted and is there again. An answer's tombstone stays: its instant tells old from new.
+_UNBURY = "DELETE FROM tombstones WHERE scope = 'subject' AND key = ?"
 _STORED = f"SELECT {', '.join(schema.ANSWER_COLUMNS)} FROM responses WHERE input_hash = ? AND sample = ?"
 
 
@@ -160,7 +158,9 @@ class Writer:
                     row = db.execute(_STORED, answer[:2]).fetchone()
                     if row != answer:
                         theirs[answer[:2]] = row
-            db.executemany(_SUBJECT, [row for write in writes for row in write.subjects])
+            subjects = [row for write in writes for row in write.subjects]
+            db.executemany(_SUBJECT, subjects)
+            db.executemany(_UNBURY, [row[:1] for row in subjects])
             db.executemany(_ATTEMPT, [row for write in writes for row in write.attempts])
             db.execute("COMMIT")
         except BaseException:
@@ -172,14 +172,6 @@ class Writer:
     def _connection(self, descriptor: Descriptor) -> sqlite3.Connection:
         db = self._connections.get(descriptor.hash)
         if db is None:
-            path = layout.database(self._root, self._role, descriptor)
-            facts = {
-                "provider": descriptor.provider,
-                "model": descriptor.model,
-                "descriptor_hash": descriptor.hash,
-                "descriptor": descriptor.text,
-            }
-            db = schema.open_writer(path, self._role, facts)
+            db = database.writable(self._root, self._role, descriptor)
             self._connections[descriptor.hash] = db
-            layout.write_metadata(path.parent, descriptor)
         return db
