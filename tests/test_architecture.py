@@ -58,7 +58,7 @@ VENDORS = {
     "fsspec": {"benchmark/source.py"},
     "jinja2": {"prompt.py"},
     "sqlalchemy": {"store/schema.py"},
-    "sqlite3": {"store/schema.py", "store/root.py", "store/writer.py", "store/deletion.py"},
+    "sqlite3": {f"store/{path.name}" for path in (PACKAGE / "store").glob("*.py")},
     "hydra": {"compose.py", "dispatch.py", "sweep.py", "hydra_errors.py", "api.py"},
     "omegaconf": {"compose.py", "dispatch.py", "sweep.py", "hydra_errors.py", "api.py"},
 }
