@@ -11,7 +11,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+)
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
@@ -23,6 +31,7 @@ from judgebench.store import Answer, RoleRoot
 
 CHUNK = 256
 BACKLOG = 4096  # requests between the feed and the last commit
+POLL_S = 0.25  # how often to look for answers that another process is buying
 
 Mode = Literal["use", "only", "off"]
 MODES = ("use", "only", "off")
@@ -161,6 +170,8 @@ class _Fill:
         self.group: asyncio.TaskGroup
         self.stopped = False
         self.waiting: dict[Key, list[Request]] = {}  # asked or about to be asked, by key
+        self.elsewhere: dict[Key, list[Request]] = {}  # asked by another process
+        self.committed_lately: dict[Key, Answer] = {}  # since the last chunk was looked up
         self.served: set[Key] = set()  # priced hits that were counted
         self.lanes: dict[Engine, asyncio.Queue[Request | None]] = {}
         self.loop = asyncio.get_running_loop()
@@ -171,52 +182,106 @@ class _Fill:
     async def feed(self, requests: Iterator[Request]) -> None:
         """Look chunks up, deliver the hits, hand the misses to their engines."""
         while not self.stop.is_set():
-            chunk, answers = await asyncio.to_thread(self._take, requests)
+            self.committed_lately.clear()
+            chunk, answers, in_the_way = await asyncio.to_thread(self._take, requests)
             if not chunk:
                 break
             self.tally.asked += len(chunk)
-            hits = [
-                Outcome(request, answer)
-                for request, answer in zip(chunk, answers, strict=True)
-                if answer is not None
-            ]
+            misses: list[Request] = []
+            hits: list[Outcome] = []
             for request, answer in zip(chunk, answers, strict=True):
-                if answer is not None:
-                    self._count_hit(request, answer)
+                answer = answer or in_the_way.get(request.key)
+                if answer is None:
+                    misses.append(request)
+                else:
+                    hits.append(self._hit(request, answer))
             if hits:
                 self.deliver(hits)
-            if len(hits) < len(chunk):
-                await self._ask(r for r, answer in zip(chunk, answers, strict=True) if answer is None)
+            await self._ask(misses, in_the_way)
         else:
             self.stopped = True
+        await self._wait_for_others()
         for lane in self.lanes.values():
             await lane.put(None)
 
-    def _count_hit(self, request: Request, answer: Answer) -> None:
+    def _hit(self, request: Request, answer: Answer) -> Outcome:
         priced = answer.cost_usd is not None
         self.tally.hit(answer, priced and request.key not in self.served)
         if priced:
             self.served.add(request.key)
+        return Outcome(request, answer)
 
-    def _take(self, requests: Iterator[Request]) -> tuple[list[Request], list[Answer | None]]:
+    def _take(
+        self, requests: Iterator[Request]
+    ) -> tuple[list[Request], list[Answer | None], dict[Key, Answer | None]]:
+        """The next chunk, what is stored of it, and what another process has or buys."""
         chunk = list(islice(requests, CHUNK))
-        return chunk, self.store.lookup(chunk) if chunk else []
+        answers = self.store.lookup(chunk) if chunk else []
+        misses = [request for request, answer in zip(chunk, answers, strict=True) if answer is None]
+        asking = misses and self.mode != "only"
+        return chunk, answers, self.store.claim(misses) if asking else {}
 
-    async def _ask(self, misses: Iterable[Request]) -> None:
+    async def _ask(self, misses: Iterable[Request], in_the_way: Container[Key]) -> None:
         for request in misses:
             if self.mode == "only":
                 self._fail(Failure(request, "not_cached", "The store was asked only."), [request])
                 continue
             key = request.key
-            if key in self.waiting:
-                self.waiting[key].append(request)
+            if key in self.committed_lately:  # between its lookup and now
+                self.tally.shared += 1
+                self.deliver([Outcome(request, self.committed_lately[key])])
                 continue
-            if not self.room.locked():
-                await self.room.acquire()  # does not wait
-            elif not await self._unless_stopped(self.room.acquire()):
+            for known in (self.waiting, self.elsewhere):
+                if key in known:
+                    known[key].append(request)
+                    break
+            else:
+                if not await self._make_room():
+                    return
+                if key in in_the_way:
+                    self.elsewhere[key] = [request]
+                else:
+                    self.waiting[key] = [request]
+                    await self._lane(request).put(request)
+
+    async def _make_room(self) -> bool:
+        """A place in the backlog; false where the run was stopped first."""
+        while self.room.locked() and self.elsewhere and not self.waiting:
+            await self._look_elsewhere()  # all of the backlog is asked by others
+        if not self.room.locked():
+            await self.room.acquire()  # does not wait
+            return True
+        return await self._unless_stopped(self.room.acquire())
+
+    async def _wait_for_others(self) -> None:
+        """Until what another process asked is stored, or has become ours to ask."""
+        while self.elsewhere:
+            if self.stop.is_set():
+                self.stopped = True
                 return
-            self.waiting[key] = [request]
-            await self._lane(request).put(request)
+            await self._look_elsewhere()
+
+    async def _look_elsewhere(self) -> None:
+        self.tally.waiting = f"{len(self.elsewhere)} are being asked by another run"
+        await self._unless_stopped(asyncio.sleep(POLL_S))
+        claimed = [requests[0] for requests in self.elsewhere.values()]
+        in_the_way = await asyncio.to_thread(self.store.claim, claimed)
+        self.tally.waiting = ""
+        hits: list[Outcome] = []
+        for request in claimed:
+            key = request.key
+            answer = in_the_way.get(key)
+            if key in in_the_way and answer is None:
+                continue
+            requests = self.elsewhere.pop(key)
+            if answer is not None:
+                self.room.release()
+                hits += [self._hit(asked, answer) for asked in requests]
+            else:
+                self.waiting[key] = requests
+                await self._lane(request).put(request)
+        if hits:
+            self.deliver(hits)
 
     def _lane(self, request: Request) -> asyncio.Queue[Request | None]:
         engine = self.engine_of(request)
@@ -287,6 +352,7 @@ class _Fill:
             self.room.release()
             if answer is None:
                 continue  # the flush at the end raises the writer's error
+            self.committed_lately[key] = answer
             self.tally.waiting = ""
             self.tally.paid(answer)
             self.tally.shared += len(requests) - 1

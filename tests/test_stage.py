@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 from dataclasses import dataclass
 
@@ -97,6 +98,36 @@ def test_a_rerun_asks_nothing_and_starts_no_engine(stage):
     assert again == first
     assert stage.tally.hits == 700
     assert stage.tally.calls == 0
+
+
+def test_a_key_that_is_committed_between_a_look_up_and_its_asking_is_not_asked_twice(stage, monkeypatch):
+    """The second chunk holds the key of the first; its look-up ends just before the first one's commit."""
+    looked, delivered = threading.Event(), threading.Event()
+    first, second = asks(["same"] + [f"f{n}" for n in range(255)]), asks(["same"])
+    late = type(second[0])(M, Connection(), second[0].input_text, Subject("b", "late", 1, "m"), 0, 999)
+    lookup = RoleRoot.lookup
+
+    def slow(store, requests):
+        found = lookup(store, requests)
+        if requests[0].tag == 999:
+            looked.set()
+            assert delivered.wait(10)
+            time.sleep(0.2)  # the answer is delivered on the loop meanwhile
+        return found
+
+    monkeypatch.setattr(RoleRoot, "lookup", slow)
+    monkeypatch.setattr(RoleRoot, "claim", lambda store, requests: {})
+
+    async def reply(request):
+        if request.input["prompt"] == "same":
+            await asyncio.to_thread(looked.wait, 10)
+            delivered.set()
+        return "one"
+
+    results = stage.fill([*first, late], reply=reply)
+    assert stage.calls.count("same") == 1
+    assert outputs(results)[-1] == "one"
+    assert stage.tally.shared == 1
 
 
 def test_a_resume_asks_exactly_what_is_missing(stage):

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 from judgebench import __version__
 from judgebench.engine import Attempt, Failure, Response
-from judgebench.request import Descriptor, Request, clean
+from judgebench.request import Descriptor, Key, Request, clean
 from judgebench.store import layout, schema
+from judgebench.store.claims import Claims
 from judgebench.store.schema import now
 from judgebench.store.writer import Write, Writer
 
-IN_CHUNK = 500  # host parameters of one IN (…): 134,000 to 172,000 rows a second here, see docs/store.md
 CREATED_BY = f"judgebench {__version__}"
 
 
@@ -78,6 +78,7 @@ class RoleRoot:
         self._temporary = tempfile.mkdtemp(prefix="judgebench-") if throw_away else None
         self.root = Path(self._temporary or root)
         self._writer = Writer(self.root, role)
+        self._claims = Claims(self.root, role)
         self._readers: dict[str, sqlite3.Connection] = {}
         self._reading = threading.Lock()
         self._read_only = read_only
@@ -116,7 +117,7 @@ class RoleRoot:
 
     def _rows(self, db: sqlite3.Connection, hashes: Iterable[str]) -> dict[tuple[str, int], Answer]:
         rows: dict[tuple[str, int], Answer] = {}
-        for sql, chunk in _in_chunks(_LOOKUP, sorted(hashes)):
+        for sql, chunk in schema.in_chunks(_LOOKUP, sorted(hashes)):
             for row in db.execute(sql, chunk):
                 rows[row[0], row[1]] = Answer._make((*row[2:], True))
         return rows
@@ -124,7 +125,7 @@ class RoleRoot:
     def _add_subjects(self, db: sqlite3.Connection, descriptor: Descriptor, hits: list[Request]) -> None:
         keys = {request.subject_key: request for request in hits}
         known: set[str] = set()
-        for sql, chunk in _in_chunks(_KNOWN, sorted(keys)):
+        for sql, chunk in schema.in_chunks(_KNOWN, sorted(keys)):
             known.update(row[0] for row in db.execute(sql, chunk))
         rows = [self._subject_row(request) for key, request in keys.items() if key not in known]
         if not rows:
@@ -141,6 +142,30 @@ class RoleRoot:
             if db is not None:
                 self._readers[descriptor.hash] = db
         return db
+
+    def claim(self, requests: Sequence[Request]) -> dict[Key, Answer | None]:
+        """Claim misses, so that no other process buys them too.
+
+        Returns what stands in the way of asking: the answer where one came since the lookup, null
+        where another process is asking. All other keys are ours until their answer or failure is
+        committed, or the root is closed.
+        """
+        if self._temporary is not None:
+            return {}
+        in_the_way: dict[Key, Answer | None] = {}
+        by_descriptor: dict[str, list[Request]] = {}
+        for request in requests:
+            if request.descriptor.provider != "shipped":  # costs nothing
+                by_descriptor.setdefault(request.descriptor.hash, []).append(request)
+        for group in by_descriptor.values():
+            keys = [(request.input_hash, request.sample) for request in group]
+            stored, held = self._claims.take(group[0].descriptor, keys)
+            come = [request for request, key in zip(group, keys, strict=True) if key in stored]
+            for request, answer in zip(come, self.lookup(come) if come else [], strict=True):
+                if answer is not None:
+                    in_the_way[request.key] = answer
+            in_the_way |= {request.key: None for request, key in zip(group, keys, strict=True) if key in held}
+        return in_the_way
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -180,7 +205,7 @@ class RoleRoot:
             done(None if stored is None else Answer._make((*(stored[i] for i in _AT), stored is not row)))
 
         subjects = [self._subject_row(asked) for asked in requests]
-        self._writer.put(Write(request.descriptor, row, subjects, (), committed))
+        self._writer.put(Write(request.descriptor, row, subjects, (), committed, row[:2]))
 
     def note(self, event: Attempt | Failure) -> None:
         """Keep a failed try: its reason, raw text and cost."""
@@ -201,7 +226,7 @@ class RoleRoot:
             now(),
             self.run_id,
         )
-        self._writer.put(Write(request.descriptor, None, (), [row], None))
+        self._writer.put(Write(request.descriptor, None, (), [row], None, row[:2] if failed else None))
 
     def flush(self) -> None:
         """Return when everything handed over is on disk; raises `StoreError` if it cannot be."""
@@ -212,6 +237,7 @@ class RoleRoot:
         try:
             self._writer.close()
         finally:
+            self._claims.close()
             with self._reading:
                 for db in self._readers.values():
                     db.close()
@@ -221,9 +247,3 @@ class RoleRoot:
 
     def _subject_row(self, request: Request) -> tuple[Any, ...]:
         return (request.subject_key, request.input_hash, request.sample, *request.subject, self.run_id)
-
-
-def _in_chunks(sql: str, values: list[str]) -> Iterable[tuple[str, list[str]]]:
-    for start in range(0, len(values), IN_CHUNK):
-        chunk = values[start : start + IN_CHUNK]
-        yield sql % ",".join("?" * len(chunk)), chunk

@@ -33,6 +33,7 @@ class Write(NamedTuple):
     subjects: Sequence[tuple[Any, ...]]  # subject_key, input_hash, sample, SUBJECT_COLUMNS, run_id
     attempts: Sequence[tuple[Any, ...]]  # in the order of the table
     done: Callable[[tuple[Any, ...] | None], None] | None
+    settled: tuple[Any, ...] | None = None  # the key whose claim ends with this commit
 
 
 _ANSWER = schema.insert("responses", schema.ANSWER_COLUMNS)
@@ -40,6 +41,7 @@ _SUBJECT = schema.insert("subjects", schema.subjects.columns.keys())
 _ATTEMPT = schema.insert("attempts", schema.attempts.columns.keys())
 # A use that was deleted and is there again. An answer's tombstone stays: its instant tells old from new.
 _UNBURY = "DELETE FROM tombstones WHERE scope = 'subject' AND key = ?"
+_SETTLE = "DELETE FROM claims WHERE input_hash = ? AND sample = ?"
 _STORED = f"SELECT {', '.join(schema.ANSWER_COLUMNS)} FROM responses WHERE input_hash = ? AND sample = ?"
 
 
@@ -162,6 +164,7 @@ class Writer:
             db.executemany(_SUBJECT, subjects)
             db.executemany(_UNBURY, [row[:1] for row in subjects])
             db.executemany(_ATTEMPT, [row for write in writes for row in write.attempts])
+            db.executemany(_SETTLE, [write.settled for write in writes if write.settled is not None])
             db.execute("COMMIT")
         except BaseException:
             db.execute("ROLLBACK")
