@@ -8,7 +8,7 @@ hands them over.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ from judgebench.request import (
     Request,
     Subject,
     canonical,
+    clean,
+    digest,
     messages_input,
     prompt_input,
 )
@@ -50,12 +52,16 @@ class Conversation:
     keys: list[str] = field(default_factory=list)  # descriptor_hash:input_hash:sample
     finish: list[str | None] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
+    # Why an output holds no answer: it ended within its reasoning. That is no empty answer.
+    lost: list[str | None] = field(default_factory=list)
     reason: str | None = None  # why it ended early
 
     def add(self, output: str, key: str, finish: str | None, origin: str) -> None:
         """The next turn's answer."""
         self.outputs.append(output)
-        self.answers.append(split_reasoning(output).answer)
+        split = split_reasoning(output)
+        self.answers.append(split.answer)
+        self.lost.append(split.reason)
         self.keys.append(key)
         self.finish.append(finish)
         self.origins.append(origin)
@@ -166,7 +172,11 @@ class Answers:
                     "output": talk.outputs[number] if there else None,
                     "finish_reason": talk.finish[number] if there else None,
                     "origin": talk.origins[number] if there else None,
-                    "reason": None if there else talk.reason if first_missing else "previous_turn_failed",
+                    "reason": talk.lost[number]
+                    if there
+                    else talk.reason
+                    if first_missing
+                    else "previous_turn_failed",
                     "chars": len(talk.outputs[number]) if there else 0,
                     "descriptor": key[0],
                     "input_hash": key[1],
@@ -186,6 +196,8 @@ class Answers:
                 "instruction_id": item.instruction_id,
                 "turn": turn,
                 "model": self.model.name,
+                # Where in the file it was read depends on columns and order; what it says does not.
+                "sha256": digest(clean(str(outputs[turn - 1]))),
             }
             text = canonical({"shipped": place})
             return Request(self.descriptor, self.connection, text, subject, 0, tag)
@@ -219,8 +231,8 @@ class Answers:
         return Descriptor("shipped", str(self.model.name), {k: v for k, v in facts.items() if v is not None})
 
 
-def missing_reason(talks: Iterable[Conversation | None]) -> str | None:
-    """Why one of these conversations is incomplete; null where all are complete.
+def missing_reason(talks: Sequence[Conversation | None]) -> str | None:
+    """Why one of these conversations cannot be judged; null where all can.
 
     `not_shipped` is nobody's failure; any other reason gets `answer_` before it, which tells a
     candidate that failed from a judge that did.
@@ -229,4 +241,7 @@ def missing_reason(talks: Iterable[Conversation | None]) -> str | None:
         if talk is not None and not talk.complete:
             reason = talk.reason or "previous_turn_failed"
             return reason if reason == "not_shipped" else f"answer_{reason}"
+    for talk in talks:
+        if talk is not None and any(talk.lost):
+            return f"answer_{next(filter(None, talk.lost))}"
     return None

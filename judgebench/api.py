@@ -27,8 +27,9 @@ from judgebench.model import Model
 from judgebench.progress import watch
 from judgebench.protocol import Protocol
 from judgebench.request import Request, clean, digest
-from judgebench.stage import Tally, fill
+from judgebench.stage import fill
 from judgebench.store import RoleRoot, default_root
+from judgebench.tally import Tally
 from judgebench.usage import conf_dir
 from judgebench.verbs import Result
 from judgebench.verdict import battles

@@ -26,9 +26,10 @@ from judgebench.model import Model
 from judgebench.protocol import Protocol
 from judgebench.recordings import Recordings
 from judgebench.request import Request
-from judgebench.stage import Mode, Outcome, Tally, check_mode, fill
+from judgebench.stage import Mode, Outcome, check_mode, fill
 from judgebench.store import RoleRoot, default_root
 from judgebench.store.layout import ROLES
+from judgebench.tally import Tally
 
 
 @dataclass

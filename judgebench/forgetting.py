@@ -34,6 +34,8 @@ class Forget:
         """
         if self.role not in (None, *ROLES):
             raise ConfigError(f"role: {choices(self.role, ROLES)}")
+        if not isinstance(self.yes, bool):
+            raise ConfigError(f"yes={self.yes!r}: true or false. Nothing was deleted.")
         if self.scope not in SCOPES:
             raise ConfigError(f"scope: {choices(self.scope, SCOPES)}")
         named = self.store.get("root")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from judgebench.stage import Tally
+from judgebench.tally import Tally
 
 EVERY_S = 0.25
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -20,7 +19,6 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -28,9 +26,11 @@ from judgebench.engine import Attempt, Engine, Event, Failure, Response
 from judgebench.errors import ConfigError, EngineError, Interrupted
 from judgebench.request import Key, Request
 from judgebench.store import Answer, RoleRoot
+from judgebench.tally import Tally
 
 CHUNK = 256
 BACKLOG = 4096  # requests between the feed and the last commit
+GRACE_S = 10.0  # for calls in flight, once something else has broken: they are paid for
 POLL_S = 0.25  # how often to look for answers that another process is buying
 
 Mode = Literal["use", "only", "off"]
@@ -45,62 +45,6 @@ class Outcome(NamedTuple):
 
 
 Deliver: TypeAlias = Callable[[list[Outcome]], None]
-
-
-@dataclass
-class Tally:
-    """Counts of one fill. `calls` were answered by an engine, `shared` rode on another's call."""
-
-    asked: int = 0
-    hits: int = 0
-    calls: int = 0
-    origins: Counter[str] = field(default_factory=Counter)  # of the calls: paid, shipped, replayed
-    shared: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    retries: Counter[str] = field(default_factory=Counter)
-    waiting: str = ""  # why nothing seems to move
-    cost_usd: float = 0.0
-    unpriced: int = 0
-    served_usd: float = 0.0  # what the hits had cost when they were bought
-    input_tokens: int = 0
-    output_tokens: int = 0
-
-    @property
-    def done(self) -> int:
-        """Requests with an outcome."""
-        return self.hits + self.calls + self.shared + sum(self.failures.values())
-
-    def hit(self, answer: Answer, first: bool) -> None:
-        """Count a stored answer; its value only the `first` time, since it would be bought once."""
-        self.hits += 1
-        if first:
-            self.served_usd += answer.cost_usd or 0.0
-
-    def paid(self, answer: Answer) -> None:
-        """Count an answer that this fill asked for."""
-        self.calls += 1
-        self.origins[answer.origin] += 1
-        if answer.origin == "paid":
-            self.input_tokens += answer.input_tokens or 0
-            self.output_tokens += answer.output_tokens or 0
-            self._spend(answer.cost_usd)
-
-    def failed(self, failure: Failure) -> None:
-        """Count a request without a usable answer; what it cost is spent all the same."""
-        self.failures[failure.reason] += 1
-        self.cost_usd += failure.cost_usd or 0.0
-
-    def retried(self, attempt: Attempt) -> None:
-        """Count a try that is made again."""
-        self.retries[attempt.reason] += 1
-        self.cost_usd += attempt.cost_usd or 0.0
-        self.waiting = f"{attempt.reason}, next try in {attempt.wait_s:.0f} s" if attempt.wait_s >= 1 else ""
-
-    def _spend(self, cost_usd: float | None) -> None:
-        if cost_usd is None:
-            self.unpriced += 1
-        else:
-            self.cost_usd += cost_usd
 
 
 async def fill(
@@ -129,16 +73,21 @@ async def fill(
         StoreError: the store could not keep an answer.
         Interrupted: `stop` was set before all requests were answered.
     """
-    filling = _Fill(store, engine_of, mode, deliver, tally or Tally(), stop or asyncio.Event())
+    filling = _Fill(store, engine_of, mode, deliver, tally or Tally())
     try:
         async with asyncio.TaskGroup() as group:
             filling.group = group
+            told = group.create_task(filling.halt_on(stop or asyncio.Event()))
             await filling.feed(iter(requests))
+            await filling.lanes_ended()
+            told.cancel()
     except BaseExceptionGroup as several:
         raise _first(several) from None
     finally:
         await asyncio.to_thread(store.flush)
         filling.drain()
+    if filling.error is not None:
+        raise filling.error
     if filling.stopped:
         raise Interrupted(f"Stopped after {filling.tally.done} of at least {filling.tally.asked} requests.")
     if filling.waiting:
@@ -163,11 +112,13 @@ class _Fill:
         mode: Mode,
         deliver: Deliver,
         tally: Tally,
-        stop: asyncio.Event,
     ) -> None:
         self.store, self.engine_of, self.mode = store, engine_of, mode
-        self.deliver, self.tally, self.stop = deliver, tally, stop
+        self.deliver, self.tally = deliver, tally
         self.group: asyncio.TaskGroup
+        self.stop = asyncio.Event()  # nothing new is sent; what is in flight is kept
+        self.error: Exception | None = None  # what broke first
+        self.driven: list[asyncio.Task[None]] = []
         self.stopped = False
         self.waiting: dict[Key, list[Request]] = {}  # asked or about to be asked, by key
         self.elsewhere: dict[Key, list[Request]] = {}  # asked by another process
@@ -179,8 +130,36 @@ class _Fill:
         self.committed: list[tuple[Key, Answer | None]] = []
         self.handover = threading.Lock()  # between the writer's thread and the loop
 
+    async def halt_on(self, stop: asyncio.Event) -> None:
+        """Stop when the user says so."""
+        await stop.wait()
+        self.stop.set()
+
+    def broke(self, error: Exception) -> None:
+        """Something failed: send nothing more, and give the calls in flight time to come in."""
+        if self.error is None:
+            self.error = error
+            self.loop.call_later(GRACE_S, self._cancel)
+        self.stop.set()
+
+    def _cancel(self) -> None:
+        for lane in self.driven:
+            lane.cancel()
+
+    async def lanes_ended(self) -> None:
+        """Return when no engine is at work any more."""
+        await asyncio.gather(*self.driven, return_exceptions=True)
+
     async def feed(self, requests: Iterator[Request]) -> None:
         """Look chunks up, deliver the hits, hand the misses to their engines."""
+        try:
+            await self._feed(requests)
+        except Exception as error:
+            self.broke(error)
+        for lane in self.lanes.values():
+            await lane.put(None)
+
+    async def _feed(self, requests: Iterator[Request]) -> None:
         while not self.stop.is_set():
             self.committed_lately.clear()
             chunk, answers, in_the_way = await asyncio.to_thread(self._take, requests)
@@ -201,8 +180,6 @@ class _Fill:
         else:
             self.stopped = True
         await self._wait_for_others()
-        for lane in self.lanes.values():
-            await lane.put(None)
 
     def _hit(self, request: Request, answer: Answer) -> Outcome:
         priced = answer.cost_usd is not None
@@ -288,7 +265,7 @@ class _Fill:
         lane = self.lanes.get(engine)
         if lane is None:
             lane = self.lanes[engine] = asyncio.Queue()  # bounded by `room`
-            self.group.create_task(self._drive(engine, lane))
+            self.driven.append(self.group.create_task(self._drive(engine, lane)))
         return lane
 
     async def _drive(self, engine: Engine, lane: asyncio.Queue[Request | None]) -> None:
@@ -305,6 +282,8 @@ class _Fill:
                     self.tally.retried(event)
                     if event.output is not None or event.cost_usd is not None:
                         self.store.note(event)
+        except Exception as error:
+            self.broke(error)
         finally:
             await events.aclose()
 

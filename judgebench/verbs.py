@@ -24,7 +24,6 @@ from judgebench.experiment import Experiment, Filled, Prepared, fill_all
 from judgebench.folder import COMPLETE, MISSING, Job, write_json
 from judgebench.hints import strong_judge
 from judgebench.progress import told, watch
-from judgebench.stage import Tally
 from judgebench.tables import (
     COMPLETIONS,
     JUDGE_CHECK,
@@ -34,6 +33,7 @@ from judgebench.tables import (
     read_parquet,
     write_parquet,
 )
+from judgebench.tally import Tally
 from judgebench.usage import choices as known_choices
 from judgebench.usage import conf_dir
 from judgebench.verdict import battles, paired_scores
@@ -153,7 +153,32 @@ def read_verdicts(runs: Sequence[str | Path]) -> pd.DataFrame:
                 f"{what.replace('_', ' ')}s ({', '.join(kinds)}) do not belong into one table. "
                 "Rank them apart, or give one of the models another label."
             )
+    _refuse_two_models(verdicts)
     return verdicts
+
+
+def _refuse_two_models(verdicts: pd.DataFrame) -> None:
+    """One label is one model: its answers to a benchmark have one descriptor, whatever run they are of."""
+    slots = [
+        pd.DataFrame(
+            {
+                "benchmark": verdicts["benchmark"],
+                "model": verdicts[model],
+                "descriptor": verdicts[answer].str.partition(":")[0],
+            }
+        )
+        for model, answer in (("model_a", "answer_a"), ("model_b", "answer_b"))
+    ]
+    seen = pd.concat(slots).dropna().drop_duplicates()
+    several = seen[seen.duplicated(["benchmark", "model"], keep=False)]
+    if len(several):
+        benchmark, model = several.iloc[0][["benchmark", "model"]]
+        kinds = sorted(several[several["benchmark"].eq(benchmark) & several["model"].eq(model)]["descriptor"])
+        raise DataError(
+            f"{model!r} on {benchmark!r} stands for {len(kinds)} different models or files of answers "
+            f"(descriptors {', '.join(kinds)}): they do not belong into one row. Rank these runs apart, or "
+            "run one of them with a label of its own (candidate.label=…, benchmark.name=…)."
+        )
 
 
 def combine_sweep(out: Path) -> None:

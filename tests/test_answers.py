@@ -12,7 +12,7 @@ from judgebench.benchmark import Benchmark, Loaded, Table
 from judgebench.engine import Failure
 from judgebench.errors import ConfigError, DataError
 from judgebench.model import Model
-from judgebench.request import Request
+from judgebench.request import Request, digest
 from judgebench.stage import Outcome, fill
 from judgebench.store import Answer, RoleRoot
 from tests.fakes import FakeEngine, on_loop
@@ -143,13 +143,38 @@ def test_shipped_answers_cost_no_call(loaded: Loaded) -> None:
     assert [request.subject.instruction_id for request in requests] == ["one", "two"]
     assert ways(side)["three"] == ([], "not_shipped")  # null in the file: counted, never sent
     assert side.descriptor.provider == "shipped"
-    assert requests[0].input["shipped"] == {"source": "b", "instruction_id": "one", "turn": 1, "model": "m"}
+    place = {"source": "b", "instruction_id": "one", "turn": 1, "model": "m", "sha256": digest("shipped")}
+    assert requests[0].input["shipped"] == place
     side.take([Outcome(request, answered("s1")) for request in requests])
     assert list(side.requests(2)) == []
     assert missing_reason([side.by_item["two"][0]]) == "not_shipped"
     # A live model of a shipped name takes its answers, unless told otherwise.
     assert Answers(Model("openai", "m"), loaded, "candidate").descriptor.provider == "shipped"
     assert Answers(Model("openai", "m", shipped=False), loaded, "candidate").descriptor.provider == "openai"
+
+
+def test_the_key_of_a_shipped_answer_is_of_its_text_however_the_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "items.csv"
+    path.write_text("instruction,one,two\nq,first,second\n", encoding="utf-8")
+    keys = {}
+    for column in ("one", "two"):
+        table = Table(str(path), columns={"output": column})
+        own = Benchmark("b", Table(str(path)), id="position", outputs={"m": table})
+        (request,) = Answers(Model("shipped", "m"), own.load(None), "candidate").requests(1)
+        keys[column] = request.key
+    assert keys["one"] != keys["two"]
+
+
+def test_an_answer_that_ended_within_its_reasoning_is_not_judged(loaded: Loaded) -> None:
+    side = live(loaded)
+    requests = [*side.requests(1)]
+    cut = Answer("<think>long thoughts", None, "length", *[None] * 8)._replace(origin="paid", hit=False)
+    side.take([Outcome(request, cut) for request in requests])
+    talk = side.by_item["one"][0]
+    assert talk.complete
+    assert missing_reason([talk]) == "answer_unclosed_reasoning"
+    row = next(row for row in side.rows() if row["instruction_id"] == "one")
+    assert (row["output"], row["reason"]) == ("<think>long thoughts", "unclosed_reasoning")
 
 
 def test_an_empty_shipped_answer_is_an_answer(tmp_path: Path) -> None:

@@ -148,3 +148,11 @@ def test_the_command_shows_asks_and_deletes(root, capsys):
     assert len(left(root)) == 3
     assert main([*words, "yes=true"]) == 0
     assert "Nothing matches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["no", "maybe", "''", "0", "off"])
+def test_only_true_is_a_yes(root, word, capsys):
+    words = ["forget", f"store.root={root}", "where.model_b=x", f"yes={word}"]
+    assert main(words) == 1
+    assert "true or false" in capsys.readouterr().err or word == "off"
+    assert len(left(root)) == 5

@@ -10,10 +10,11 @@ import pytest
 from fakes import FakeEngine, on_loop
 
 from judgebench.engine import Failure, Response
-from judgebench.errors import EngineError, Interrupted
+from judgebench.errors import ConfigError, EngineError, Interrupted
 from judgebench.request import Connection, Descriptor, Request, Subject, prompt_input
-from judgebench.stage import Tally, fill
+from judgebench.stage import fill
 from judgebench.store import Answer, RoleRoot
+from judgebench.tally import Tally
 
 M = Descriptor("fake", "m")
 
@@ -128,6 +129,41 @@ def test_a_key_that_is_committed_between_a_look_up_and_its_asking_is_not_asked_t
     assert stage.calls.count("same") == 1
     assert outputs(results)[-1] == "one"
     assert stage.tally.shared == 1
+
+
+def test_what_is_in_flight_elsewhere_is_kept_when_an_engine_breaks(stage):
+    other = Descriptor("fake", "broken")
+
+    async def slow(request):
+        await asyncio.sleep(0.3)
+        return "paid"
+
+    async def broken(request):
+        await asyncio.sleep(0.05)
+        raise EngineError("no such model")
+
+    lanes = {M: FakeEngine(slow), other: FakeEngine(broken)}
+    requests = asks(map(str, range(8)))
+    (bad,) = asks(["bad"], other)
+    bad = Request(other, Connection(), bad.input_text, bad.subject, 0, 99)
+    with pytest.raises(EngineError, match="no such model"):
+        stage.fill([*requests, bad], engines=lambda request: lanes[request.descriptor])
+    assert outputs(stage.outcomes[n] for n in range(8)) == ["paid"] * 8
+
+
+def test_what_is_in_flight_is_kept_when_a_request_cannot_be_made(stage):
+    def requests():
+        yield from asks(map(str, range(256)))
+        time.sleep(0.05)
+        raise ConfigError("cannot be rendered")
+
+    async def slow(request):
+        await asyncio.sleep(0.1)
+        return "paid"
+
+    with pytest.raises(ConfigError, match="cannot be rendered"):
+        stage.fill(requests(), reply=slow)
+    assert len(stage.outcomes) == len(stage.calls) > 0
 
 
 def test_a_resume_asks_exactly_what_is_missing(stage):

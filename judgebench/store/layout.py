@@ -7,10 +7,12 @@ character, so the two kinds cannot meet. `metadata.json` in the folder holds the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from judgebench.request import Descriptor, digest
@@ -65,3 +67,10 @@ def read_metadata(place: Path) -> Descriptor:
     """The descriptor of a folder."""
     content = json.loads((place / "metadata.json").read_text(encoding="utf-8"))
     return Descriptor(**content["descriptor"])
+
+
+def descriptors(root: Path, role: str, provider: str, model: str) -> Iterator[Descriptor]:
+    """The descriptors under which answers of a model are stored, in no order. Reads metadata only."""
+    for path in (root / role / part(provider) / part(model)).glob("*/metadata.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `verify` tells of it
+            yield read_metadata(path.parent)

@@ -19,8 +19,9 @@ from omegaconf import OmegaConf
 from judgebench.engine import Event, Response
 from judgebench.loop import background
 from judgebench.request import Connection, Descriptor, Request, Subject, coerce_settings, messages_input
-from judgebench.stage import Tally, fill
+from judgebench.stage import fill
 from judgebench.store import RoleRoot
+from judgebench.tally import Tally
 from judgebench.usage import conf_dir
 
 T = TypeVar("T")
