@@ -252,6 +252,7 @@ class Request:
     subject: Subject
     sample: int = 0
     tag: int = 0
+    refuse: frozenset[str] = frozenset()  # stored answers that are not to be served: `store.reuse`
     input_hash: str = field(init=False)
     subject_key: str = field(init=False)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sqlite3
 import threading
 import time
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from judgebench.engine import Failure, Response
 from judgebench.errors import ConfigError, EngineError, Interrupted
 from judgebench.request import Connection, Descriptor, Request, Subject, prompt_input
 from judgebench.stage import fill
-from judgebench.store import Answer, RoleRoot
+from judgebench.store import Answer, RoleRoot, layout
 from judgebench.tally import Tally
 
 M = Descriptor("fake", "m")
@@ -181,10 +182,9 @@ def test_equal_requests_share_one_call_and_keep_their_subjects(stage):
     assert sorted(stage.calls) == ["Bye", "Hi"]
     assert outputs(results) == ["echo Hi", "echo Hi", "echo Bye"]
     assert (stage.tally.calls, stage.tally.shared) == (2, 1)
-    store = RoleRoot(stage.path, "completions", "look", read_only=True)
-    db = store._reader(M)
+    (db,) = (sqlite3.connect(path) for path in layout.databases(stage.path, "completions"))
     assert db.execute("SELECT instruction_id FROM subjects ORDER BY 1").fetchall() == [("0",), ("1",), ("2",)]
-    store.close()
+    db.close()
 
 
 def test_failures_are_outcomes_and_are_asked_again(stage):

@@ -45,9 +45,20 @@ def database(root: Path, role: str, descriptor: Descriptor) -> Path:
     return folder(root, role, descriptor) / f"{role}.db"
 
 
+def files(root: Path, role: str, descriptor: Descriptor) -> list[Path]:
+    """The database files of a descriptor that are there: its database, then segments, sorted."""
+    return _files(folder(root, role, descriptor), role)
+
+
 def databases(root: Path, role: str) -> list[Path]:
-    """Every database of a role, sorted."""
-    return sorted((root / role).glob(f"*/*/*/{role}.db"))
+    """Every database file of a role, sorted."""
+    return [path for place in sorted((root / role).glob("*/*/*")) for path in _files(place, role)]
+
+
+def _files(place: Path, role: str) -> list[Path]:
+    main = place / f"{role}.db"
+    segments = sorted(place.glob(f"{role}.*.db"))
+    return [main, *segments] if main.exists() else segments
 
 
 def write_metadata(place: Path, descriptor: Descriptor) -> None:

@@ -10,12 +10,37 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from judgebench.request import Descriptor, canonical
 from judgebench.store import layout
 
 LOGPROBS = "logprobs"
+
+# Why a stored answer is not served where the asker says so: its reader could make nothing of it.
+TRUNCATED, NO_LOGPROBS = "truncated", "no_logprobs"
+
+
+class Stored(Protocol):
+    """What is asked of a stored answer."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Normalised."""
+        ...
+
+    @property
+    def top_logprobs(self) -> str | None:
+        """JSON, or null."""
+        ...
+
+
+def unfit(answer: Stored, refuse: frozenset[str]) -> bool:
+    """Whether an asker that refuses such answers would rather ask anew."""
+    return bool(refuse) and (
+        (TRUNCATED in refuse and answer.finish_reason == "length")
+        or (NO_LOGPROBS in refuse and answer.top_logprobs is None)
+    )
 
 
 def serves(rich: Descriptor, poor: Descriptor) -> bool:

@@ -13,7 +13,8 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from judgebench.engine import Attempt, Failure, Response
 from judgebench.request import Descriptor, Key, Request, clean
 from judgebench.store import layout, schema
 from judgebench.store.claims import Claims
+from judgebench.store.reuse import cut, siblings, unfit
 from judgebench.store.schema import now
 from judgebench.store.writer import Write, Writer
 
@@ -46,7 +48,10 @@ class Answer(NamedTuple):
 
 _READ = tuple(name for name in Answer._fields if name != "hit")
 _AT = tuple(schema.ANSWER_COLUMNS.index(name) for name in _READ)
-_LOOKUP = f"SELECT input_hash, sample, {', '.join(_READ)} FROM responses WHERE input_hash IN (%s)"
+_LOOKUP = (
+    f"SELECT input_hash, sample, {', '.join(_READ)} FROM responses "
+    "WHERE refresh_at IS NULL AND input_hash IN (%s)"
+)
 _KNOWN = "SELECT subject_key FROM subjects WHERE subject_key IN (%s)"
 
 
@@ -60,6 +65,31 @@ def default_root() -> Path:
     return Path(platformdirs.user_data_dir("judgebench", appauthor=False)) / "store"
 
 
+@dataclass
+class Served:
+    """How many answers one descriptor's files served, and from when they are."""
+
+    root: Path
+    descriptor: Descriptor
+    rows: int = 0
+    oldest: str = "9"
+    newest: str = ""
+
+    def note(self, answers: Iterable[Answer]) -> None:
+        """Count answers."""
+        instants = [answer.created_at for answer in answers]
+        self.rows += len(instants)
+        self.oldest = min(self.oldest, *instants)
+        self.newest = max(self.newest, *instants)
+
+
+class _Source(NamedTuple):
+    """A place where answers to a request may lie."""
+
+    root: Path
+    descriptor: Descriptor
+
+
 class RoleRoot:
     """The answers of one role below a store root. Methods may be called from any thread.
 
@@ -69,20 +99,34 @@ class RoleRoot:
         run_id: noted on every row that this run adds.
         throw_away: keep everything in a temporary folder that goes with `close` (mode `off`).
         read_only: look only; new subjects of stored answers are not noted.
+        also: further store roots, which serve and are never written.
+        fresh_since: paid answers from before this instant are misses, and are superseded by new ones.
     """
 
     def __init__(
-        self, root: Path, role: str, run_id: str, *, throw_away: bool = False, read_only: bool = False
+        self,
+        root: Path,
+        role: str,
+        run_id: str,
+        *,
+        throw_away: bool = False,
+        read_only: bool = False,
+        also: Sequence[Path] = (),
+        fresh_since: str | None = None,
     ) -> None:
         self.role, self.run_id = role, run_id
         self._temporary = tempfile.mkdtemp(prefix="judgebench-") if throw_away else None
         self.root = Path(self._temporary or root)
+        self._also = () if throw_away else also
+        self._fresh_since = fresh_since
         self._writer = Writer(self.root, role)
         self._claims = Claims(self.root, role)
-        self._readers: dict[str, sqlite3.Connection] = {}
+        self._readers: dict[Path, sqlite3.Connection] = {}
+        self._siblings: dict[str, list[_Source]] = {}
         self._reading = threading.Lock()
         self._read_only = read_only
         self.unwritten_subjects = 0
+        self.served: dict[tuple[Path, str], Served] = {}
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -101,47 +145,111 @@ class RoleRoot:
         return found
 
     def _lookup_one(self, requests: list[Request], positions: list[int], found: list[Answer | None]) -> None:
-        descriptor = requests[0].descriptor
-        db = self._reader(descriptor)
-        if db is None:
-            return
-        stored = self._rows(db, {request.input_hash for request in requests})
-        hits: list[Request] = []
-        for request, position in zip(requests, positions, strict=True):
-            answer = stored.get((request.input_hash, request.sample))
-            if answer is not None:
-                found[position] = answer
-                hits.append(request)
-        if hits and not self._read_only:
-            self._add_subjects(db, descriptor, hits)
+        wanted = requests[0].descriptor
+        at = dict(enumerate(positions))  # of the requests that are still misses
+        for source in self._sources(wanted):
+            stored = self._rows(source, {requests[n].input_hash for n in at})
+            hits: dict[int, Answer] = {}
+            for n in at:
+                answer = stored.get((requests[n].input_hash, requests[n].sample))
+                if answer is not None and not unfit(answer, requests[n].refuse):
+                    hits[n] = answer
+            if hits:
+                self._serve(source, wanted, [requests[n] for n in hits], list(hits.values()))
+                for n, answer in hits.items():
+                    if source.descriptor is not wanted:
+                        answer = answer._replace(top_logprobs=cut(answer.top_logprobs, wanted))
+                    found[at.pop(n)] = answer
+                if not at:
+                    return
 
-    def _rows(self, db: sqlite3.Connection, hashes: Iterable[str]) -> dict[tuple[str, int], Answer]:
+    def _sources(self, descriptor: Descriptor) -> Iterator[_Source]:
+        """Where to look, the nearest first; what is far is looked for once, and only for misses."""
+        yield _Source(self.root, descriptor)
+        further = self._siblings.get(descriptor.hash)
+        if further is None:
+            further = [_Source(self.root, other) for other in siblings(self.root, self.role, descriptor)]
+            for root in self._also:
+                further.append(_Source(root, descriptor))
+                further += [_Source(root, other) for other in siblings(root, self.role, descriptor)]
+            self._siblings[descriptor.hash] = further
+        yield from further
+
+    def _serve(
+        self, source: _Source, wanted: Descriptor, requests: list[Request], answers: list[Answer]
+    ) -> None:
+        """Note what is served: its subjects where it lies, or a copy where it lies elsewhere in our root."""
+        place = (source.root, source.descriptor.hash)
+        if place not in self.served:
+            self.served[place] = Served(*source)
+        self.served[place].note(answers)
+        if self._read_only:
+            return
+        if source.root != self.root:
+            self.unwritten_subjects += len(requests)
+        elif source.descriptor is wanted:
+            self._add_subjects(wanted, requests)
+        elif self._may_write(wanted):
+            for request, answer in zip(requests, answers, strict=True):
+                copy = self._copy(request, answer, wanted)
+                self._writer.put(Write(wanted, copy, [self._subject_row(request)], (), None))
+
+    def _copy(self, request: Request, answer: Answer, wanted: Descriptor) -> tuple[Any, ...]:
+        """A row of a richer descriptor as the poorer one would have got it. It cost nothing again."""
+        facts = answer._asdict() | {
+            "input_hash": request.input_hash,
+            "sample": request.sample,
+            "input_text": request.input_text,
+            "top_logprobs": cut(answer.top_logprobs, wanted),
+            "origin": "reused",
+            "cost_usd": None,
+            "created_by": CREATED_BY,
+            "run_id": self.run_id,
+        }
+        return tuple(facts.get(name) for name in schema.ANSWER_COLUMNS)
+
+    def _rows(self, source: _Source, hashes: Iterable[str]) -> dict[tuple[str, int], Answer]:
         rows: dict[tuple[str, int], Answer] = {}
-        for sql, chunk in schema.in_chunks(_LOOKUP, sorted(hashes)):
-            for row in db.execute(sql, chunk):
-                rows[row[0], row[1]] = Answer._make((*row[2:], True))
+        sql = _LOOKUP
+        if self._fresh_since is not None and source.descriptor.provider != "shipped":
+            sql += f" AND created_at >= '{self._fresh_since}'"
+        ordered = sorted(hashes)
+        for db in self._files(source):
+            for query, chunk in schema.in_chunks(sql, ordered):
+                for row in db.execute(query, chunk):
+                    rows[row[0], row[1]] = Answer._make((*row[2:], True))
         return rows
 
-    def _add_subjects(self, db: sqlite3.Connection, descriptor: Descriptor, hits: list[Request]) -> None:
+    def _add_subjects(self, descriptor: Descriptor, hits: list[Request]) -> None:
         keys = {request.subject_key: request for request in hits}
         known: set[str] = set()
-        for sql, chunk in schema.in_chunks(_KNOWN, sorted(keys)):
-            known.update(row[0] for row in db.execute(sql, chunk))
+        for db in self._files(_Source(self.root, descriptor)):
+            for sql, chunk in schema.in_chunks(_KNOWN, sorted(keys)):
+                known.update(row[0] for row in db.execute(sql, chunk))
         rows = [self._subject_row(request) for key, request in keys.items() if key not in known]
         if not rows:
             return
-        if os.access(layout.folder(self.root, self.role, descriptor), os.W_OK):
+        if self._may_write(descriptor):
             self._writer.put(Write(descriptor, None, rows, (), None))
         else:
             self.unwritten_subjects += len(rows)
 
-    def _reader(self, descriptor: Descriptor) -> sqlite3.Connection | None:
-        db = self._readers.get(descriptor.hash)
-        if db is None:
-            db = schema.open_reader(layout.database(self.root, self.role, descriptor))
-            if db is not None:
-                self._readers[descriptor.hash] = db
-        return db
+    def _may_write(self, descriptor: Descriptor) -> bool:
+        place = layout.folder(self.root, self.role, descriptor)
+        while not place.exists():
+            place = place.parent
+        return os.access(place, os.W_OK)
+
+    def _files(self, source: _Source) -> Iterator[sqlite3.Connection]:
+        """A reader of each file of a descriptor: one, or on a network file system one a writer."""
+        for path in layout.files(source.root, self.role, source.descriptor):
+            db = self._readers.get(path)
+            if db is None:
+                db = schema.open_reader(path)
+                if db is None:
+                    continue
+                self._readers[path] = db
+            yield db
 
     def claim(self, requests: Sequence[Request]) -> dict[Key, Answer | None]:
         """Claim misses, so that no other process buys them too.
@@ -159,7 +267,7 @@ class RoleRoot:
                 by_descriptor.setdefault(request.descriptor.hash, []).append(request)
         for group in by_descriptor.values():
             keys = [(request.input_hash, request.sample) for request in group]
-            stored, held = self._claims.take(group[0].descriptor, keys)
+            stored, held = self._claims.take(group[0].descriptor, keys, self._fresh_since)
             come = [request for request, key in zip(group, keys, strict=True) if key in stored]
             for request, answer in zip(come, self.lookup(come) if come else [], strict=True):
                 if answer is not None:
@@ -204,8 +312,13 @@ class RoleRoot:
         def committed(stored: tuple[Any, ...] | None) -> None:
             done(None if stored is None else Answer._make((*(stored[i] for i in _AT), stored is not row)))
 
+        def stale(stored: tuple[Any, ...], refresh_at: str | None) -> bool:
+            old = Answer._make((*(stored[i] for i in _AT), True))
+            aged = self._fresh_since is not None and old.created_at < self._fresh_since
+            return refresh_at is not None or aged or unfit(old, request.refuse)
+
         subjects = [self._subject_row(asked) for asked in requests]
-        self._writer.put(Write(request.descriptor, row, subjects, (), committed, row[:2]))
+        self._writer.put(Write(request.descriptor, row, subjects, (), committed, row[:2], stale))
 
     def note(self, event: Attempt | Failure) -> None:
         """Keep a failed try: its reason, raw text and cost."""

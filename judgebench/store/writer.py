@@ -34,6 +34,8 @@ class Write(NamedTuple):
     attempts: Sequence[tuple[Any, ...]]  # in the order of the table
     done: Callable[[tuple[Any, ...] | None], None] | None
     settled: tuple[Any, ...] | None = None  # the key whose claim ends with this commit
+    # Whether an answer that is there already (the row, its refresh_at) gives way to this one.
+    stale: Callable[[tuple[Any, ...], str | None], bool] | None = None
 
 
 _ANSWER = schema.insert("responses", schema.ANSWER_COLUMNS)
@@ -41,8 +43,14 @@ _SUBJECT = schema.insert("subjects", schema.subjects.columns.keys())
 _ATTEMPT = schema.insert("attempts", schema.attempts.columns.keys())
 # A use that was deleted and is there again. An answer's tombstone stays: its instant tells old from new.
 _UNBURY = "DELETE FROM tombstones WHERE scope = 'subject' AND key = ?"
-_SETTLE = "DELETE FROM claims WHERE input_hash = ? AND sample = ?"
-_STORED = f"SELECT {', '.join(schema.ANSWER_COLUMNS)} FROM responses WHERE input_hash = ? AND sample = ?"
+_FREE = "DELETE FROM claims WHERE input_hash = ? AND sample = ?"
+_READ = ", ".join(schema.ANSWER_COLUMNS)
+_STORED = f"SELECT {_READ}, refresh_at FROM responses WHERE input_hash = ? AND sample = ?"
+_SUPERSEDE = (
+    f"INSERT INTO superseded ({_READ}, superseded_at) "
+    f"SELECT {_READ}, ? FROM responses WHERE input_hash = ? AND sample = ?"
+)
+_DROP = "DELETE FROM responses WHERE input_hash = ? AND sample = ?"
 
 
 class Writer:
@@ -156,15 +164,14 @@ class Writer:
             before = db.total_changes
             db.executemany(_ANSWER, answers)
             if db.total_changes - before != len(answers):
-                for answer in answers:
-                    row = db.execute(_STORED, answer[:2]).fetchone()
-                    if row != answer:
-                        theirs[answer[:2]] = row
+                for write in writes:
+                    if write.answer is not None and (stays := _settle(db, write)) is not None:
+                        theirs[write.answer[:2]] = stays
             subjects = [row for write in writes for row in write.subjects]
             db.executemany(_SUBJECT, subjects)
             db.executemany(_UNBURY, [row[:1] for row in subjects])
             db.executemany(_ATTEMPT, [row for write in writes for row in write.attempts])
-            db.executemany(_SETTLE, [write.settled for write in writes if write.settled is not None])
+            db.executemany(_FREE, [write.settled for write in writes if write.settled is not None])
             db.execute("COMMIT")
         except BaseException:
             db.execute("ROLLBACK")
@@ -178,3 +185,19 @@ class Writer:
             db = database.writable(self._root, self._role, descriptor)
             self._connections[descriptor.hash] = db
         return db
+
+
+def _settle(db: sqlite3.Connection, write: Write) -> tuple[Any, ...] | None:
+    """An answer met one that was there first: which of them stays? That one, unless it is ours."""
+    assert write.answer is not None
+    key = write.answer[:2]
+    *stored, refresh_at = db.execute(_STORED, key).fetchone()
+    row = tuple(stored)
+    if row == write.answer:
+        return None
+    if write.stale is None or not write.stale(row, refresh_at):
+        return row
+    db.execute(_SUPERSEDE, (schema.now(), *key))
+    db.execute(_DROP, key)
+    db.execute(_ANSWER, write.answer)
+    return None
