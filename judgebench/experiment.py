@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from judgebench import canary
 from judgebench.answers import Answers
 from judgebench.benchmark import Benchmark, Loaded, Truth
 from judgebench.engine import Engine
@@ -25,10 +26,11 @@ from judgebench.judgements import Judgements, Match
 from judgebench.model import Model
 from judgebench.protocol import Protocol
 from judgebench.recordings import Recordings
-from judgebench.request import Request
-from judgebench.stage import Mode, Outcome, check_mode, fill
-from judgebench.store import RoleRoot, default_root
+from judgebench.request import Request, canonical, digest
+from judgebench.stage import Deliver, Mode, Outcome, check_mode, fill
+from judgebench.store import RoleRoot, default_root, instants
 from judgebench.store.layout import ROLES
+from judgebench.store.root import Served
 from judgebench.tally import Tally
 
 
@@ -47,6 +49,7 @@ class Experiment:
     limit: int | None = None
     shard: str | None = None
     check_judge: bool = True
+    explain: bool = False
     seed: Mapping[str, Any] = field(default_factory=dict)
     store: Mapping[str, Any] = field(default_factory=dict)
     data_dir: str | None = None
@@ -68,6 +71,18 @@ class Experiment:
         """The store mode of a role: its own, else the common one."""
         own = (self.store.get(role) or {}).get("mode")
         return check_mode(str(own or self.store.get("mode") or "use"))
+
+    @property
+    def also(self) -> list[Path]:
+        """Further store roots, which serve and are never written."""
+        named = self.store.get("also") or []
+        roots = [
+            Path(str(name)).expanduser().absolute() for name in ([named] if isinstance(named, str) else named)
+        ]
+        for root in roots:
+            if not any((root / role).is_dir() for role in ROLES):
+                raise ConfigError(f"store.also={root}: there is no store (no {' or '.join(ROLES)} in it).")
+        return roots
 
     def prepare(self) -> Prepared:
         """Read the benchmark and say who is compared with whom. Asks nobody.
@@ -152,6 +167,49 @@ class Prepared:
         """The turns to fill, one after the other."""
         return range(1, max(side.turns for side in self.sides) + 1)
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Descriptor hash -> the name that tables show."""
+        names = {side.descriptor.hash: side.label for side in self.sides}
+        return names | {seat.descriptor.hash: seat.name for seat in self.judgements.seats}
+
+    @property
+    def provenance(self) -> dict[str, str]:
+        """What the tables are made from, by content: equal for equal runs, wherever and whenever."""
+        protocol = self.experiment.protocol
+        return {
+            "benchmark": self.loaded.benchmark.name,
+            "instructions": self.loaded.content_hash(),
+            "whole": str(self.loaded.whole).lower(),
+            "protocol": protocol.name,
+            "reader": protocol.reader.version,
+            "templates": ",".join(sorted({seat.template.hash for seat in self.judgements.seats})),
+            "judges": ",".join(f"{seat.name}={seat.descriptor.hash}" for seat in self.judgements.seats),
+            "models": ",".join(f"{side.label}={side.descriptor.hash}" for side in self.sides),
+        }
+
+    @property
+    def identity(self) -> str:
+        """What is asked, by content: a job that is stopped and started again has the same."""
+        return digest(canonical({k: v for k, v in self.provenance.items() if k != "reader"}))
+
+    def open(self, role: str, run_id: str, *, read_only: bool = False) -> RoleRoot:
+        """The role root that this job uses."""
+        experiment = self.experiment
+        root, mode = experiment.store_root, experiment.mode(role)
+        since = None
+        if mode == "refresh":
+            since = instants.since(root, role, self.identity, keep=not read_only)
+        return RoleRoot(
+            root,
+            role,
+            run_id,
+            throw_away=mode == "off",
+            read_only=read_only,
+            also=() if mode == "refresh" else experiment.also,
+            fresh_since=since,
+        )
+
     def completion_requests(self, turn: int) -> Iterator[Request]:
         """One turn's requests of all sides."""
         return chain.from_iterable(side.requests(turn) for side in self.sides)
@@ -196,39 +254,63 @@ class Filled:
     completions: Tally
     judgements: Tally
     unwritten_subjects: int = 0
+    sources: dict[str, list[Served]] = field(default_factory=dict)  # by role: what served the hits
 
 
 async def fill_all(prepared: Prepared, stop: asyncio.Event, watch: Watch) -> Filled:
     """Both paid stages of a job: completions turn by turn, then judgements."""
-    experiment = prepared.experiment
     filled = Filled(secrets.token_hex(8), Tally(), Tally())
     with ExitStack() as stack:
-        roots = {}
-        for role in ROLES:
-            throw_away = experiment.mode(role) == "off"
-            root = RoleRoot(experiment.store_root, role, filled.run_id, throw_away=throw_away)
-            roots[role] = root
-            stack.callback(root.close)
+        completions, judgements = (
+            _Stage(prepared, role, filled.run_id, getattr(filled, role), stop, stack) for role in ROLES
+        )
         with watch("completions", filled.completions):
             for turn in prepared.turns:
-                await fill(
-                    prepared.completion_requests(turn),
-                    store=roots["completions"],
-                    engine_of=prepared.engine_of,
-                    mode=experiment.mode("completions"),
-                    deliver=prepared.take_completions,
-                    tally=filled.completions,
-                    stop=stop,
-                )
+                await completions.fill(prepared.completion_requests(turn), prepared.take_completions)
         with watch("judgements", filled.judgements):
-            await fill(
-                prepared.judgements.requests(),
-                store=roots["judgements"],
-                engine_of=prepared.engine_of,
-                mode=experiment.mode("judgements"),
-                deliver=prepared.judgements.take,
-                tally=filled.judgements,
-                stop=stop,
-            )
-        filled.unwritten_subjects = sum(root.unwritten_subjects for root in roots.values())
+            await judgements.fill(prepared.judgements.requests(), prepared.judgements.take)
+        for stage in (completions, judgements):
+            filled.unwritten_subjects += stage.root.unwritten_subjects
+            filled.sources[stage.root.role] = [*stage.root.served.values()]
+            stage.refreshed()
     return filled
+
+
+class _Stage:
+    """One role of a job while it is filled."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        role: str,
+        run_id: str,
+        tally: Tally,
+        stop: asyncio.Event,
+        stack: ExitStack,
+    ) -> None:
+        self.prepared, self.tally, self.stop = prepared, tally, stop
+        self.mode = prepared.experiment.mode(role)
+        self.root = prepared.open(role, run_id)
+        stack.callback(self.root.close)
+
+    async def fill(self, requests: Iterator[Request], deliver: Deliver) -> None:
+        """Fill requests."""
+        await fill(
+            requests,
+            store=self.root,
+            engine_of=self.prepared.engine_of,
+            mode=self.mode,
+            deliver=deliver,
+            tally=self.tally,
+            stop=self.stop,
+            preflight=self._canary if self.prepared.experiment.store.get("canary", True) else None,
+        )
+
+    async def _canary(self, engine: Engine, request: Request) -> None:
+        if self.mode != "off":
+            await canary.check(engine, request, self.root, self.tally)
+
+    def refreshed(self) -> None:
+        """A refresh that asked everything is over; one with failures goes on next time."""
+        if self.mode == "refresh" and not self.tally.failures:
+            instants.end(self.root.root, self.root.role, self.prepared.identity)

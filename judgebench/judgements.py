@@ -85,6 +85,7 @@ class Judgements:
         data_dir: Path | None,
     ) -> None:
         self.protocol, self.matches, self.order_seed = protocol, matches, order_seed
+        self._refuse = protocol.refuse
         self._same = (protocol, judges, matches, order_seed, data_dir)
         self.seats = [
             _Seat(
@@ -138,7 +139,9 @@ class Judgements:
                 tag = self.size
                 request = None
                 if text is not None:
-                    request = Request(seat.descriptor, seat.connection, text, subject, sample, tag)
+                    request = Request(
+                        seat.descriptor, seat.connection, text, subject, sample, tag, self._refuse
+                    )
                 self._append(match, talk, other, seat, subject, sample, request)
                 if request is not None:
                     yield request

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -22,11 +22,13 @@ from rich.text import Text
 
 from judgebench.engine import Failure
 from judgebench.experiment import Experiment, Prepared
+from judgebench.explain import Misses
 from judgebench.folder import COMPLETE, Job
 from judgebench.report import literal
 from judgebench.request import Descriptor, Request
 from judgebench.stage import CHUNK, Outcome
-from judgebench.store import Answer, RoleRoot
+from judgebench.store import Answer
+from judgebench.store.layout import ROLES
 
 CHARS_PER_TOKEN = 4.0  # of English text; an estimate, said to be one
 OUTPUT_GUESS = 512  # tokens of an answer where neither the settings nor the store tell
@@ -71,16 +73,19 @@ class Plan(Experiment):
     def __call__(self, job: Job) -> int:
         """Print the plan; always 0 where the run is possible."""
         prepared = self.prepare()
-        self.result = list(plan(prepared))
+        missed = {role: Misses() for role in ROLES}
+        self.result = list(plan(prepared, missed))
         show(self.result, self.store_root)
+        for role, misses in missed.items():
+            for told in misses.told(role, prepared.names, everything=self.explain):
+                print(told)
         return COMPLETE
 
 
-def plan(prepared: Prepared) -> Iterator[Line]:
-    """The lines of a plan: per model of the completions, then per judge."""
+def plan(prepared: Prepared, missed: Mapping[str, Misses]) -> Iterator[Line]:
+    """The lines of a plan: per model of the completions, then per judge. `missed` is noted by role."""
     lines: dict[tuple[str, str], Line] = {}
-    labels = {side.descriptor.hash: side.label for side in prepared.sides}
-    labels |= {seat.descriptor.hash: seat.name for seat in prepared.judgements.seats}
+    labels = prepared.names
 
     def line(stage: str, descriptor: Descriptor, price: tuple[float, float] | None) -> Line:
         key = (stage, descriptor.hash)
@@ -89,11 +94,13 @@ def plan(prepared: Prepared) -> Iterator[Line]:
             lines[key] = Line(stage, labels[descriptor.hash], descriptor, known)
         return lines[key]
 
-    root = RoleRoot(prepared.experiment.store_root, "completions", "plan", read_only=True)
+    root = prepared.open("completions", "plan", read_only=True)
     for turn in prepared.turns:
         for chunk in _chunks(prepared.completion_requests(turn)):
             outcomes = []
-            for request, answer in zip(chunk, root.lookup(chunk), strict=True):
+            answers = root.lookup(chunk)
+            missed["completions"].note(root, _unanswered(chunk, answers))
+            for request, answer in zip(chunk, answers, strict=True):
                 counted = line("completions", request.descriptor, request.connection.price)
                 if answer is not None:
                     counted.hits += 1
@@ -115,9 +122,11 @@ def plan(prepared: Prepared) -> Iterator[Line]:
         if later:
             line("completions", side.descriptor, side.connection.price).at_most += later
     root.close()
-    root = RoleRoot(prepared.experiment.store_root, "judgements", "plan", read_only=True)
+    root = prepared.open("judgements", "plan", read_only=True)
     for chunk in _chunks(prepared.judgements.requests()):
-        for request, answer in zip(chunk, root.lookup(chunk), strict=True):
+        answers = root.lookup(chunk)
+        missed["judgements"].note(root, _unanswered(chunk, answers))
+        for request, answer in zip(chunk, answers, strict=True):
             counted = line("judgements", request.descriptor, request.connection.price)
             if answer is not None:
                 counted.hits += 1
@@ -140,7 +149,7 @@ def _shipped(prepared: Prepared, request: Request) -> Answer:
     side = next(side for side in prepared.sides if side.descriptor == request.descriptor)
     assert side.shipped is not None
     output = side.shipped.answers[request.subject.instruction_id][request.subject.turn - 1]
-    return Answer(str(output), None, None, None, "shipped", None, None, None, None, "", False)
+    return Answer(str(output), origin="shipped")
 
 
 def _miss(line: Line, request: Request) -> None:
@@ -151,6 +160,10 @@ def _miss(line: Line, request: Request) -> None:
     line.keys.add(key)
     line.misses += 1
     line.input_chars += len(request.input_text)
+
+
+def _unanswered(chunk: Sequence[Request], answers: Sequence[Answer | None]) -> list[Request]:
+    return [request for request, answer in zip(chunk, answers, strict=True) if answer is None]
 
 
 def _chunks(requests: Iterable[Request]) -> Iterator[list[Request]]:

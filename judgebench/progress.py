@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from judgebench.tally import Tally
+
+log = logging.getLogger("judgebench")
 
 EVERY_S = 0.25
 
@@ -45,6 +48,12 @@ def watch(name: str, tally: Tally) -> Iterator[None]:
         finally:
             over.set()
             thread.join()
+
+
+def say(text: str) -> None:
+    """Tell the user on stdout; the log file keeps it too."""
+    print(text, flush=True)
+    log.debug("%s", text)
 
 
 def told(tally: Tally) -> str:

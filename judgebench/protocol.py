@@ -19,8 +19,10 @@ from judgebench.errors import ConfigError, DataError, choices
 from judgebench.prompt import Template, chat_template, conversation, official_template, text_template
 from judgebench.reader import Reader
 from judgebench.request import digest
+from judgebench.store.reuse import NO_LOGPROBS, TRUNCATED
 
 MODES = ("pairwise", "pointwise")
+REUSE = ("any", "readable", "complete")
 DIRECT, REVERSED = "direct", "reversed"
 
 _SHARED = frozenset({"instruction", "turns", "system", "reference", "category", "language"})
@@ -108,6 +110,8 @@ class Protocol:
         identical: two identical answers are a `draw` without a call, or are `judge`d.
         settings: what the judge is asked with; merged over its own sampling.
         chat_settings, text_settings: more of them, by the judge's form.
+        reuse: which stored replies are served: `any`; `readable` (none without the logprobs that the
+            reader needs); `complete` (nor one that its length limit cut off).
     """
 
     name: str
@@ -121,6 +125,7 @@ class Protocol:
     settings: Mapping[str, Any] = field(default_factory=dict)
     chat_settings: Mapping[str, Any] = field(default_factory=dict)
     text_settings: Mapping[str, Any] = field(default_factory=dict)
+    reuse: Literal["any", "readable", "complete"] = "readable"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -129,6 +134,8 @@ class Protocol:
             raise ConfigError(f"protocol.orders: {choices(self.orders, ORDERS)}")
         if self.identical not in ("draw", "judge"):
             raise ConfigError(f"protocol.identical: {choices(self.identical, ('draw', 'judge'))}")
+        if self.reuse not in REUSE:
+            raise ConfigError(f"protocol.reuse: {choices(self.reuse, REUSE)}")
 
     def template(self, form: str, data_dir: Path | None) -> Template:
         """The checked template for a judge of this form.
@@ -150,6 +157,16 @@ class Protocol:
             )
         template.check(FIELDS[self.mode], _NEEDED[self.mode], self.name)
         return template
+
+    @property
+    def refuse(self) -> frozenset[str]:
+        """The stored replies that are not served, in the words of `judgebench.store.reuse`."""
+        refused = set()
+        if self.reuse != "any" and "top_logprobs" in self.reader.needs:
+            refused.add(NO_LOGPROBS)
+        if self.reuse == "complete":
+            refused.add(TRUNCATED)
+        return frozenset(refused)
 
     def settings_for(self, form: str) -> dict[str, Any]:
         """The settings that this protocol puts over a judge's own."""

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from judgebench.engine import Attempt, Engine, Event, Failure, Response
 from judgebench.errors import ConfigError, EngineError, Interrupted
-from judgebench.request import Key, Request
+from judgebench.request import Descriptor, Key, Request
 from judgebench.store import Answer, RoleRoot
 from judgebench.tally import Tally
 
@@ -33,8 +33,8 @@ BACKLOG = 4096  # requests between the feed and the last commit
 GRACE_S = 10.0  # for calls in flight, once something else has broken: they are paid for
 POLL_S = 0.25  # how often to look for answers that another process is buying
 
-Mode = Literal["use", "only", "off"]
-MODES = ("use", "only", "off")
+Mode = Literal["use", "refresh", "only", "off"]
+MODES = ("use", "refresh", "only", "off")
 
 
 class Outcome(NamedTuple):
@@ -45,6 +45,7 @@ class Outcome(NamedTuple):
 
 
 Deliver: TypeAlias = Callable[[list[Outcome]], None]
+Preflight: TypeAlias = Callable[[Engine, Request], Awaitable[None]]
 
 
 async def fill(
@@ -56,6 +57,7 @@ async def fill(
     deliver: Deliver,
     tally: Tally | None = None,
     stop: asyncio.Event | None = None,
+    preflight: Preflight | None = None,
 ) -> Tally:
     """Answer every request from the store or by its engine, and keep what was answered.
 
@@ -63,17 +65,19 @@ async def fill(
         requests: made lazily, on a worker thread; several may share a key.
         store: where answers are looked up and kept.
         engine_of: the engine of a request; called for misses only.
-        mode: `use`; `only` (a miss is the failure `not_cached`); `off` needs a throw-away store.
+        mode: `use`; `only` (a miss is the failure `not_cached`); `off` needs a throw-away store,
+            `refresh` one that knows since when.
         deliver: gets each request's outcome exactly once, on the event loop, in any order.
         tally: counted up while the fill runs, for a progress line.
         stop: when set, no new request is sent; those in flight are kept.
+        preflight: called with a model's engine and first miss, before that is sent.
 
     Raises:
         EngineError: a model that cannot be used; what was answered before is stored.
         StoreError: the store could not keep an answer.
         Interrupted: `stop` was set before all requests were answered.
     """
-    filling = _Fill(store, engine_of, mode, deliver, tally or Tally())
+    filling = _Fill(store, engine_of, mode, deliver, tally or Tally(), preflight)
     try:
         async with asyncio.TaskGroup() as group:
             filling.group = group
@@ -112,9 +116,11 @@ class _Fill:
         mode: Mode,
         deliver: Deliver,
         tally: Tally,
+        preflight: Preflight | None,
     ) -> None:
         self.store, self.engine_of, self.mode = store, engine_of, mode
-        self.deliver, self.tally = deliver, tally
+        self.deliver, self.tally, self.preflight = deliver, tally, preflight
+        self.flown: set[Descriptor] = set()
         self.group: asyncio.TaskGroup
         self.stop = asyncio.Event()  # nothing new is sent; what is in flight is kept
         self.error: Exception | None = None  # what broke first
@@ -186,6 +192,7 @@ class _Fill:
         self.tally.hit(answer, priced and request.key not in self.served)
         if priced:
             self.served.add(request.key)
+        self.tally.note(request, answer)
         return Outcome(request, answer)
 
     def _take(
@@ -195,6 +202,8 @@ class _Fill:
         chunk = list(islice(requests, CHUNK))
         answers = self.store.lookup(chunk) if chunk else []
         misses = [request for request, answer in zip(chunk, answers, strict=True) if answer is None]
+        known = (self.waiting, self.elsewhere)
+        self.tally.missed.note(self.store, [r for r in misses if not any(r.key in keys for keys in known)])
         asking = misses and self.mode != "only"
         return chunk, answers, self.store.claim(misses) if asking else {}
 
@@ -219,7 +228,7 @@ class _Fill:
                     self.elsewhere[key] = [request]
                 else:
                     self.waiting[key] = [request]
-                    await self._lane(request).put(request)
+                    await self._send(request)
 
     async def _make_room(self) -> bool:
         """A place in the backlog; false where the run was stopped first."""
@@ -256,12 +265,18 @@ class _Fill:
                 hits += [self._hit(asked, answer) for asked in requests]
             else:
                 self.waiting[key] = requests
-                await self._lane(request).put(request)
+                await self._send(request)
         if hits:
             self.deliver(hits)
 
-    def _lane(self, request: Request) -> asyncio.Queue[Request | None]:
+    async def _send(self, request: Request) -> None:
         engine = self.engine_of(request)
+        if self.preflight is not None and request.descriptor not in self.flown:
+            self.flown.add(request.descriptor)
+            await self.preflight(engine, request)
+        await self._lane(engine).put(request)
+
+    def _lane(self, engine: Engine) -> asyncio.Queue[Request | None]:
         lane = self.lanes.get(engine)
         if lane is None:
             lane = self.lanes[engine] = asyncio.Queue()  # bounded by `room`
@@ -335,7 +350,9 @@ class _Fill:
             self.tally.waiting = ""
             self.tally.paid(answer)
             self.tally.shared += len(requests) - 1
-            outcomes += [Outcome(request, answer) for request in requests]
+            for request in requests:
+                self.tally.note(request, answer)
+                outcomes.append(Outcome(request, answer))
         if outcomes:
             self.deliver(outcomes)
 

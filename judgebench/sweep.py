@@ -223,8 +223,8 @@ def _note(job: Outcome, sweep: _Sweep) -> str:
 
 
 def _combine(cfg: DictConfig, out: Path) -> None:
-    """`combine_sweep(out)` of the verb's own module, or of `judgebench.experiment`."""
-    for name in (str(cfg["_target_"]).rpartition(".")[0], "judgebench.experiment"):
+    """`combine_sweep(out)` of the verb's own module, or of `judgebench.combine`."""
+    for name in (str(cfg["_target_"]).rpartition(".")[0], "judgebench.combine"):
         if combine := getattr(importlib.import_module(name), "combine_sweep", None):
             combine(out)
             return

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from judgebench.engine import Attempt, Failure
+from judgebench.explain import Identity, Misses
+from judgebench.request import Descriptor, Request
 from judgebench.store import Answer
 
 
@@ -26,6 +29,11 @@ class Tally:
     served_usd: float = 0.0  # what the hits had cost when they were bought
     input_tokens: int = 0
     output_tokens: int = 0
+    # By descriptor: who the server said it was (name, fingerprint, version), and how often.
+    served: dict[Descriptor, Counter[Identity]] = field(default_factory=dict)
+    canaries: int = 0  # asked
+    changed: list[str] = field(default_factory=list)  # models that may not be what they were
+    missed: Misses = field(default_factory=Misses)
 
     @property
     def done(self) -> int:
@@ -37,6 +45,13 @@ class Tally:
         self.hits += 1
         if first:
             self.served_usd += answer.cost_usd or 0.0
+
+    def note(self, request: Request, answer: Answer) -> None:
+        """Count who gave an answer, stored or new."""
+        counter = self.served.get(request.descriptor)
+        if counter is None:
+            counter = self.served[request.descriptor] = Counter()
+        counter[answer.served_model, answer.fingerprint, answer.backend_version] += 1
 
     def paid(self, answer: Answer) -> None:
         """Count an answer that this fill asked for."""
@@ -63,3 +78,19 @@ class Tally:
             self.unpriced += 1
         else:
             self.cost_usd += cost_usd
+
+    def facts(self) -> dict[str, Any]:
+        """The counts as plain data, for `run.json`."""
+        facts = {k: v for k, v in vars(self).items() if k not in ("waiting", "served", "missed")}
+        facts["not_stored"] = [
+            {"descriptor": m.descriptor.hash, "keys": m.keys, "reason": m.reason.text}
+            for m in self.missed.groups.values()
+        ]
+        names = ("served_model", "fingerprint", "backend_version")
+        facts["served"] = [
+            {"descriptor": descriptor.hash, "rows": rows, **dict(zip(names, identity, strict=True))}
+            for descriptor, counter in self.served.items()
+            for identity, rows in counter.items()
+            if any(identity)
+        ]
+        return facts

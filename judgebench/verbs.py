@@ -1,4 +1,4 @@
-"""The verbs that make tables: `run` (one job, one folder) and `rank` (the verdicts of many runs)."""
+"""`judgebench run`: one job, one folder of files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -19,18 +19,18 @@ from typing import Any
 import pandas as pd
 
 from judgebench import loop, ranking, report
-from judgebench.errors import ConfigError, DataError, Interrupted
+from judgebench.combine import Tables
+from judgebench.errors import ConfigError, DataError, Interrupted, choices
 from judgebench.experiment import Experiment, Filled, Prepared, fill_all
+from judgebench.explain import hits_told, mixed
 from judgebench.folder import COMPLETE, MISSING, Job, write_json
 from judgebench.hints import strong_judge
-from judgebench.progress import told, watch
+from judgebench.progress import say, told, watch
+from judgebench.store.layout import ROLES
 from judgebench.tables import (
     COMPLETIONS,
     JUDGE_CHECK,
-    LEADERBOARD,
-    METRICS,
     VERDICTS,
-    read_parquet,
     write_parquet,
 )
 from judgebench.tally import Tally
@@ -40,23 +40,8 @@ from judgebench.verdict import battles, paired_scores
 
 log = logging.getLogger("judgebench")
 
+MIXED = ("report", "refuse", "ignore")
 PACKAGES = ("judgebench", "litellm", "aiohttp", "hydra-core", "pandas", "pyarrow", "numpy", "xllamacpp")
-
-
-class Tables:
-    """The frames of a job, from its verdicts."""
-
-    def __init__(self, verdicts: pd.DataFrame, options: Mapping[str, Any], seed: int) -> None:
-        self.verdicts = verdicts
-        self.battles = battles(verdicts)
-        how = {**options, "seed": seed}
-        self.leaderboard = ranking.leaderboard(self.battles, **how)
-        self.metrics = ranking.metrics(self.battles, **how)
-
-    def write(self, folder: Path, provenance: Mapping[str, str]) -> None:
-        """`leaderboard.parquet` and `metrics.parquet`, whole or not at all."""
-        write_parquet(self.leaderboard, folder / "leaderboard.parquet", LEADERBOARD, provenance)
-        write_parquet(self.metrics, folder / "metrics.parquet", METRICS, provenance)
 
 
 @dataclass
@@ -77,6 +62,7 @@ class Run(Experiment):
         filled: Filled | None = None
         try:
             filled = loop.wait(lambda stop: fill_all(prepared, stop, watch))
+            _refuse_mixed(prepared, filled)
             self.result = Result(job.folder, *_write(job.folder, prepared, filled))
             status = _status(prepared)
             record["status"] = status
@@ -104,106 +90,6 @@ class Result:
     judge_check: pd.DataFrame | None
 
 
-@dataclass
-class Rank:
-    """`judgebench rank RUN …`: one table from the verdict files of many runs, de-duplicated by key."""
-
-    runs: Sequence[str]
-    ranking: Mapping[str, Any]
-    seed: Mapping[str, Any]
-    output_dir: str | None = None
-
-    def __call__(self, job: Job) -> int:
-        """Read, rank, show; writes tables only into an `output_dir`."""
-        verdicts = read_verdicts(self.runs)
-        tables = Tables(verdicts, self.ranking, int(self.seed.get("bootstrap") or 0))
-        self.result = tables
-        if job.folder is not None:
-            tables.write(job.folder, {})
-            report.write_text(job.folder / "leaderboard.md", report.markdown(tables.leaderboard))
-            report.write_text(job.folder / "leaderboard.csv", report.csv(tables.leaderboard))
-        report.terminal(tables.leaderboard)
-        return COMPLETE
-
-
-def read_verdicts(runs: Sequence[str | Path]) -> pd.DataFrame:
-    """The verdicts of runs and sweeps, each once.
-
-    Raises:
-        DataError: no verdict file, one label with two models behind it, or two reader versions.
-    """
-    if not runs:
-        raise ConfigError("Nothing to rank: name folders of runs or sweeps, as in `judgebench rank runs/*`.")
-    files: dict[Path, None] = {}
-    for run in map(Path, runs):
-        found = [run] if run.is_file() else sorted(run.rglob("verdicts.parquet"))
-        if not found:
-            raise DataError(f"{str(run)!r} holds no verdicts.parquet: give the folders of runs or sweeps.")
-        files.update(dict.fromkeys(found))
-    frames = [read_parquet(file, VERDICTS) for file in files]
-    verdicts: pd.DataFrame = pd.concat(frames, ignore_index=True)
-    verdicts = verdicts.drop_duplicates("verdict_key", ignore_index=True)
-    for keys, what in ((["benchmark", "protocol", "judge"], "reader"), (["judge"], "judge_descriptor")):
-        many = verdicts.groupby(keys)[what].nunique()
-        if (many > 1).any():
-            where = many[many > 1].index[0]
-            kinds = sorted(verdicts.set_index(keys).loc[[where], what].unique())
-            raise DataError(
-                f"{where if isinstance(where, str) else ', '.join(where)}: verdicts of several "
-                f"{what.replace('_', ' ')}s ({', '.join(kinds)}) do not belong into one table. "
-                "Rank them apart, or give one of the models another label."
-            )
-    _refuse_two_models(verdicts)
-    return verdicts
-
-
-def _refuse_two_models(verdicts: pd.DataFrame) -> None:
-    """One label is one model: its answers to a benchmark have one descriptor, whatever run they are of."""
-    slots = [
-        pd.DataFrame(
-            {
-                "benchmark": verdicts["benchmark"],
-                "model": verdicts[model],
-                "descriptor": verdicts[answer].str.partition(":")[0],
-            }
-        )
-        for model, answer in (("model_a", "answer_a"), ("model_b", "answer_b"))
-    ]
-    seen = pd.concat(slots).dropna().drop_duplicates()
-    several = seen[seen.duplicated(["benchmark", "model"], keep=False)]
-    if len(several):
-        benchmark, model = several.iloc[0][["benchmark", "model"]]
-        kinds = sorted(several[several["benchmark"].eq(benchmark) & several["model"].eq(model)]["descriptor"])
-        raise DataError(
-            f"{model!r} on {benchmark!r} stands for {len(kinds)} different models or files of answers "
-            f"(descriptors {', '.join(kinds)}): they do not belong into one row. Rank these runs apart, or "
-            "run one of them with a label of its own (candidate.label=…, benchmark.name=…)."
-        )
-
-
-def combine_sweep(out: Path) -> None:
-    """The tables of a whole sweep, from the jobs that have verdicts."""
-    jobs = [
-        job for job in sorted(out.iterdir()) if job.name.isdigit() and (job / "verdicts.parquet").is_file()
-    ]
-    if not jobs:
-        return
-    first = json.loads((jobs[0] / "run.json").read_text(encoding="utf-8"))["config"]
-    verdicts = read_verdicts(jobs)
-    tables = Tables(
-        verdicts, first.get("ranking") or {}, int((first.get("seed") or {}).get("bootstrap") or 0)
-    )
-    tables.write(out, {})
-    report.terminal(tables.leaderboard)
-    say(f"tables  {out}/leaderboard.parquet, metrics.parquet ({len(jobs)} jobs)")
-
-
-def say(text: str) -> None:
-    """Tell the user on stdout; the log file keeps it too."""
-    print(text, flush=True)
-    log.debug("%s", text)
-
-
 def judge_check_line(check: pd.DataFrame) -> str:
     """How often the judge was right where the better answer is known, a line a judge."""
     whole = check[check["category"].isna()]
@@ -222,7 +108,7 @@ def judge_check_line(check: pd.DataFrame) -> str:
 
 def _write(folder: Path, prepared: Prepared, filled: Filled) -> tuple[Any, ...]:
     experiment = prepared.experiment
-    provenance = _provenance(prepared)
+    provenance = prepared.provenance
     rows = [row for side in prepared.sides for row in side.rows()]
     columns = [field.name for field in COMPLETIONS]
     write_parquet(
@@ -269,20 +155,6 @@ def _judge_check(prepared: Prepared, verdicts: pd.DataFrame) -> pd.DataFrame | N
     return ranking.agreement(fought, labels) if len(fought) else None
 
 
-def _provenance(prepared: Prepared) -> dict[str, str]:
-    """What the tables were made from, by content: equal for equal runs, wherever and whenever."""
-    return {
-        "benchmark": prepared.loaded.benchmark.name,
-        "instructions": prepared.loaded.content_hash(),
-        "whole": str(prepared.loaded.whole).lower(),
-        "protocol": prepared.experiment.protocol.name,
-        "reader": prepared.experiment.protocol.reader.version,
-        "templates": ",".join(sorted({seat.template.hash for seat in prepared.judgements.seats})),
-        "judges": ",".join(f"{seat.name}={seat.descriptor.hash}" for seat in prepared.judgements.seats),
-        "models": ",".join(f"{side.label}={side.descriptor.hash}" for side in prepared.sides),
-    }
-
-
 def _record(job: Job, prepared: Prepared) -> dict[str, Any]:
     """The part of run.json that is known before the run."""
     versions = {}
@@ -300,7 +172,7 @@ def _record(job: Job, prepared: Prepared) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": versions,
         "git_commit": _git_commit(),
-        "provenance": _provenance(prepared),
+        "provenance": prepared.provenance,
         "sources": [
             {"url": source.url, "revision": source.revision, "sha256": source.sha256}
             for source in prepared.loaded.sources
@@ -318,8 +190,7 @@ def _spent(prepared: Prepared, filled: Filled | None, wall_s: float) -> dict[str
         spent["run_id"] = filled.run_id
         for name in ("completions", "judgements"):
             tally: Tally = getattr(filled, name)
-            facts = {key: value for key, value in vars(tally).items() if key != "waiting"}
-            spent[name] = facts
+            spent[name] = tally.facts()
     return spent
 
 
@@ -346,6 +217,19 @@ def _status(prepared: Prepared) -> int:
         if key is not None and source is None and reason is not None
     ]
     return MISSING if failed or unasked or _silent(prepared) else COMPLETE
+
+
+def _refuse_mixed(prepared: Prepared, filled: Filled) -> None:
+    """Under `store.mixed=refuse`, no table of answers that several models gave under one name."""
+    how = prepared.experiment.store.get("mixed") or "report"
+    if how not in MIXED:
+        raise ConfigError(f"store.mixed: {choices(how, MIXED)}")
+    told = [*mixed({**filled.completions.served, **filled.judgements.served}, prepared.names)]
+    if how == "refuse" and told:
+        raise DataError(
+            f"{'. '.join(told)}. No table was written; all answers are stored. Ask the odd ones anew "
+            "(judgebench refresh where.served_model=…), pin the model's name, or say store.mixed=report."
+        )
 
 
 def _silent(prepared: Prepared) -> list[str]:
@@ -382,12 +266,31 @@ def _tell(prepared: Prepared, filled: Filled, result: Result, record: Mapping[st
         tally: Tally = getattr(filled, stage)
         reasons = ", ".join(f"{count} {reason}" for reason, count in tally.failures.most_common())
         say(f"{stage:<12} {told(tally)}{': ' + reasons if reasons else ''}")
+    _explain(prepared, filled)
     if filled.unwritten_subjects:
         print(
-            f"The store is read-only: what {filled.unwritten_subjects} stored answers were used for "
-            "could not be noted.",
+            f"What {filled.unwritten_subjects:,} stored answers were used for was not noted: they lie where "
+            "this run may not write (a read-only root, or store.also).",
             file=sys.stderr,
         )
     for paragraph in _silent(prepared):
         log.warning("%s", paragraph)
     say(f"{record['wall_s']:.1f} s; files in {result.folder}")
+
+
+def _explain(prepared: Prepared, filled: Filled) -> None:
+    """Why rows were asked, where stored ones came from, and what changed behind a name."""
+    everything, names = bool(prepared.experiment.explain), prepared.names
+    for stage in ROLES:
+        tally: Tally = getattr(filled, stage)
+        for line in tally.missed.told(stage, names, everything=everything):
+            say(line)
+        for line in tally.changed:
+            log.warning("%s", line)
+    for role, sources in filled.sources.items():
+        if everything or not getattr(filled, role).calls:
+            for line in hits_told(role, sources, names):
+                say(line)
+    if prepared.experiment.store.get("mixed") != "ignore":
+        for line in mixed({**filled.completions.served, **filled.judgements.served}, names):
+            log.warning("%s.", line)

@@ -168,7 +168,7 @@ def test_the_key_of_a_shipped_answer_is_of_its_text_however_the_file_is_read(tmp
 def test_an_answer_that_ended_within_its_reasoning_is_not_judged(loaded: Loaded) -> None:
     side = live(loaded)
     requests = [*side.requests(1)]
-    cut = Answer("<think>long thoughts", None, "length", *[None] * 8)._replace(origin="paid", hit=False)
+    cut = Answer("<think>long thoughts", finish_reason="length")
     side.take([Outcome(request, cut) for request in requests])
     talk = side.by_item["one"][0]
     assert talk.complete

@@ -42,6 +42,7 @@ def words(url, *more):
         "benchmark=starter", "limit=8", "protocol=pairwise", "store.root=store",
         "candidate=server", "candidate.name=cand", f"candidate.base_url={url}",
         "judge=server", "judge.name=jud", f"judge.base_url={url}",
+        "store.canary=false",
     ]  # fmt: skip
     keys = {word.partition("=")[0] for word in more}
     return [*(word for word in common if word.partition("=")[0] not in keys), *more]

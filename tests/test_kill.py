@@ -97,7 +97,7 @@ def work(url, store, out, trace):
         "benchmark=starter", f"limit={LIMIT}", "protocol=pairwise",
         "candidate=server", "candidate.name=cand", f"candidate.base_url={url}", "candidate.endpoint_id=e",
         "judge=server", "judge.name=jud", f"judge.base_url={url}", "judge.endpoint_id=e",
-        "engine=openai", f"engine.concurrency={IN_FLIGHT}",
+        "engine=openai", f"engine.concurrency={IN_FLIGHT}", "store.canary=false",
     ]  # fmt: skip
     os._exit(main(words))
 

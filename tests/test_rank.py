@@ -2,9 +2,9 @@
 
 import pytest
 
+from judgebench.combine import read_verdicts
 from judgebench.errors import DataError
 from judgebench.tables import VERDICTS, write_parquet
-from judgebench.verbs import read_verdicts
 from judgebench.verdict import VERDICT_SCHEMA, verdict_frame
 
 

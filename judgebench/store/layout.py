@@ -82,6 +82,11 @@ def read_metadata(place: Path) -> Descriptor:
 
 def descriptors(root: Path, role: str, provider: str, model: str) -> Iterator[Descriptor]:
     """The descriptors under which answers of a model are stored, in no order. Reads metadata only."""
-    for path in (root / role / part(provider) / part(model)).glob("*/metadata.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # `verify` tells of it
+    yield from descriptors_in(root / role / part(provider) / part(model))
+
+
+def descriptors_in(place: Path) -> Iterator[Descriptor]:
+    """The descriptors in a model's folder. One that cannot be read is passed over: `verify` tells of it."""
+    for path in place.glob("*/metadata.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             yield read_metadata(path.parent)

@@ -23,6 +23,7 @@ from judgebench.engine import Attempt, Failure, Response
 from judgebench.request import Descriptor, Key, Request, clean
 from judgebench.store import layout, schema
 from judgebench.store.claims import Claims
+from judgebench.store.nearest import Reason, why_missed
 from judgebench.store.reuse import cut, siblings, unfit
 from judgebench.store.schema import now
 from judgebench.store.writer import Write, Writer
@@ -34,16 +35,18 @@ class Answer(NamedTuple):
     """A stored answer, as the stages need it. `hit`: it was there before this run asked."""
 
     output: str
-    reasoning: str | None
-    finish_reason: str | None
-    top_logprobs: str | None
-    origin: str
-    served_model: str | None
-    input_tokens: int | None
-    output_tokens: int | None
-    cost_usd: float | None
-    created_at: str
-    hit: bool
+    reasoning: str | None = None
+    finish_reason: str | None = None
+    top_logprobs: str | None = None
+    origin: str = "paid"
+    served_model: str | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cost_usd: float | None = None
+    created_at: str = ""
+    fingerprint: str | None = None
+    backend_version: str | None = None
+    hit: bool = False
 
 
 _READ = tuple(name for name in Answer._fields if name != "hit")
@@ -250,6 +253,10 @@ class RoleRoot:
                     continue
                 self._readers[path] = db
             yield db
+
+    def why_missed(self, request: Request) -> Reason:
+        """What comes nearest to a request that is not stored."""
+        return why_missed([self.root, *self._also], self.role, request)
 
     def claim(self, requests: Sequence[Request]) -> dict[Key, Answer | None]:
         """Claim misses, so that no other process buys them too.

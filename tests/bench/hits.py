@@ -12,6 +12,7 @@ from pathlib import Path
 
 from judgebench.answers import Conversation
 from judgebench.benchmark import Instruction
+from judgebench.combine import Tables
 from judgebench.engine import Event, Response
 from judgebench.judgements import Judgements, Match
 from judgebench.model import Model
@@ -19,7 +20,6 @@ from judgebench.protocol import Protocol
 from judgebench.request import Request
 from judgebench.stage import fill
 from judgebench.store import RoleRoot
-from judgebench.verbs import Tables
 from tests.bench.loopback import Line, conf, median, on_loop, server
 
 ITEMS = 10_000  # judged in both orders
