@@ -130,10 +130,20 @@ def parting(old: str, new: str) -> str:
     """Where two rendered inputs part, with a little of both."""
     if old == new:
         return "the prompts are the same"
+    if _plain(old) != _plain(new):
+        old, new = _plain(old), _plain(new)
     at = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     start = max(at - AROUND, 0)
     shown = [json.dumps(text[start : at + AROUND], ensure_ascii=False)[1:-1] for text in (old, new)]
     return f"at character {at:,}: …{shown[0]}… -> …{shown[1]}…"
+
+
+def _plain(input_text: str) -> str:
+    """What a person wrote of a rendered input, without its JSON."""
+    value = json.loads(input_text)
+    if "messages" in value:
+        return "\n".join(str(message.get("content")) for message in value["messages"])
+    return str(value.get("prompt", input_text))
 
 
 def _other_descriptor(root: Path, role: str, request: Request) -> Reason | None:
