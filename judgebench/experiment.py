@@ -28,9 +28,9 @@ from judgebench.protocol import Protocol
 from judgebench.recordings import Recordings
 from judgebench.request import Request, canonical, digest
 from judgebench.stage import Deliver, Mode, Outcome, check_mode, fill
-from judgebench.store import RoleRoot, default_root, instants
+from judgebench.store import RoleRoot, instants
 from judgebench.store.layout import ROLES
-from judgebench.store.root import Served
+from judgebench.store.root import Served, root_of
 from judgebench.tally import Tally
 
 
@@ -64,8 +64,7 @@ class Experiment:
     @property
     def store_root(self) -> Path:
         """Where answers are kept."""
-        named = self.store.get("root")
-        return Path(str(named)).expanduser().absolute() if named else default_root()
+        return root_of(self.store)
 
     def mode(self, role: str) -> Mode:
         """The store mode of a role: its own, else the common one."""

@@ -1,4 +1,7 @@
-"""`judgebench forget`: delete from the store by column; shows what would go, asks, is exact."""
+"""`judgebench forget` and `refresh`: by column, delete from the store, or have it asked anew.
+
+Both show what they would touch and what it cost, ask, and are exact.
+"""
 
 from __future__ import annotations
 
@@ -11,52 +14,51 @@ from typing import Any
 
 from judgebench.errors import ConfigError, choices
 from judgebench.folder import COMPLETE, Job
-from judgebench.store import default_root
-from judgebench.store.deletion import SCOPES, Condition, Match, condition, delete, find
+from judgebench.store.deletion import SCOPES, Condition, Match, condition, delete, find, mark
 from judgebench.store.layout import ROLES
+from judgebench.store.root import root_of
 
 
 @dataclass
-class Forget:
-    """See `conf/forget.yaml`. `result`: how many rows went, by role."""
+class _ByColumn:
+    """Select rows by column, show them, ask, act. `result`: how many rows (answers) were touched, by role."""
 
     where: Mapping[str, Any]
     role: str | None = None
-    scope: str = "subjects"
     yes: bool = False
     store: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, job: Job) -> int:
-        """Show, ask, delete; 0 also where nothing matches.
+        """Show, ask, act; 0 also where nothing matches.
 
         Raises:
-            ConfigError: an unknown column, role or scope, or no answer to be had without a terminal.
+            ConfigError: an unknown column or role, or no answer to be had without a terminal.
         """
         if self.role not in (None, *ROLES):
             raise ConfigError(f"role: {choices(self.role, ROLES)}")
-        if not isinstance(self.yes, bool):
-            raise ConfigError(f"yes={self.yes!r}: true or false. Nothing was deleted.")
-        if self.scope not in SCOPES:
-            raise ConfigError(f"scope: {choices(self.scope, SCOPES)}")
-        named = self.store.get("root")
-        root = Path(str(named)).expanduser().absolute() if named else default_root()
+        self._check()
+        root = root_of(self.store)
         roles = [self.role] if self.role else self._roles()
         wanted = {role: condition(role, self.where) for role in roles}
-        found = {role: list(find(root, role, wanted[role], self.scope)) for role in roles}
+        found = {role: list(find(root, role, wanted[role], self._scope())) for role in roles}
         self.result: dict[str, int] = dict.fromkeys(roles, 0)
         print(f"store {root}")
         if not any(found.values()):
-            print("Nothing matches: nothing is deleted.")
+            print("Nothing matches: nothing is touched.")
             return COMPLETE
         for role in roles:
-            print(preview(role, found[role], self.scope))
+            print(preview(role, found[role], self._scope()))
         if not self._sure():
-            print("Nothing was deleted.")
+            print("Nothing was touched.")
             return COMPLETE
         for role in roles:
-            self.result[role] = self._delete(root, role, wanted[role])
-        print("; ".join(f"{count:,} rows deleted from {role}" for role, count in self.result.items()) + ".")
+            self.result[role] = self._act(root, role, wanted[role])
+        self._tell()
         return COMPLETE
+
+    def _check(self) -> None:
+        if not isinstance(self.yes, bool):
+            raise ConfigError(f"yes={self.yes!r}: true or false. Nothing was touched.")
 
     def _roles(self) -> list[str]:
         """The roles whose view has all the columns; a column of one role speaks of that role only."""
@@ -72,17 +74,73 @@ class Forget:
             raise problem
         return fitting
 
-    def _delete(self, root: Path, role: str, wanted: Condition) -> int:
-        return delete(root, role, wanted, self.scope)
-
     def _sure(self) -> bool:
         if self.yes:
             return True
         if not sys.stdin.isatty():
             raise ConfigError(
-                "Nothing was deleted: there is no terminal to ask on. Add yes=true if you mean it."
+                "Nothing was touched: there is no terminal to ask on. Add yes=true if you mean it."
             )
-        return input("Delete this? [y/N] ").strip().lower() in ("y", "yes")
+        return input(self._question()).strip().lower() in ("y", "yes")
+
+    def _scope(self) -> str:
+        raise NotImplementedError
+
+    def _question(self) -> str:
+        raise NotImplementedError
+
+    def _act(self, root: Path, role: str, wanted: Condition) -> int:
+        raise NotImplementedError
+
+    def _tell(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class Forget(_ByColumn):
+    """See `conf/forget.yaml`."""
+
+    scope: str = "subjects"
+    hard: bool = False
+
+    def _check(self) -> None:
+        super()._check()
+        if self.scope not in SCOPES:
+            raise ConfigError(f"scope: {choices(self.scope, SCOPES)}")
+        if not isinstance(self.hard, bool):
+            raise ConfigError(f"hard={self.hard!r}: true or false. Nothing was touched.")
+
+    def _scope(self) -> str:
+        return self.scope
+
+    def _question(self) -> str:
+        return "Delete this without a trace? [y/N] " if self.hard else "Delete this? [y/N] "
+
+    def _act(self, root: Path, role: str, wanted: Condition) -> int:
+        return delete(root, role, wanted, self.scope, hard=self.hard)
+
+    def _tell(self) -> None:
+        print("; ".join(f"{count:,} rows deleted from {role}" for role, count in self.result.items()) + ".")
+        if self.hard:
+            print("No byte of them is left in the store. Run folders, other stores and backups keep theirs.")
+
+
+@dataclass
+class Refresh(_ByColumn):
+    """See `conf/refresh.yaml`."""
+
+    def _scope(self) -> str:
+        return "answers"
+
+    def _question(self) -> str:
+        return "Have these answers asked anew? [y/N] "
+
+    def _act(self, root: Path, role: str, wanted: Condition) -> int:
+        return mark(root, role, wanted)
+
+    def _tell(self) -> None:
+        told = "; ".join(f"{count:,} answers of {role}" for role, count in self.result.items())
+        print(f"{told} will be asked anew by the next run that needs them; the old ones are kept beside.")
 
 
 def preview(role: str, matches: Sequence[Match], scope: str) -> str:
@@ -91,7 +149,7 @@ def preview(role: str, matches: Sequence[Match], scope: str) -> str:
         return f"{role}: nothing matches."
     lines = [f"{role}:"]
     for match in matches:
-        rows = ", ".join(f"{count:,} of {name}" for name, count in sorted(match.rows.items()))
+        rows = ", ".join(f"{count:,} of {name}" for name, count in sorted(match.rows.items())) or "none"
         money = f"${match.cost_usd:.4f}" + (
             f" and {match.unpriced:,} of unknown price" if match.unpriced else ""
         )
@@ -100,12 +158,13 @@ def preview(role: str, matches: Sequence[Match], scope: str) -> str:
         lines.append(
             f"  {who}: rows {rows}; answers {match.answers:,} go{kept}; "
             f"they cost {money}, {match.tokens:,} tokens"
+            + (f"; {match.attempts:,} failed tries" if match.attempts else "")
         )
     losing: Counter[tuple[str, str]] = Counter()
     for match in matches:
         losing.update(match.losing)
     if losing:
-        lines.append("  Others lose rows with these answers:")
+        lines.append("  Others use these answers too:")
         lines += [f"    {model} on {name}: {count:,}" for (name, model), count in sorted(losing.items())]
     elif scope == "answers":
         lines.append("  Nobody else uses these answers.")

@@ -2,15 +2,18 @@
 
 The unit is a row of the view. `subjects` removes the matching rows and then the answers that are
 left without any; `answers` removes the answers of the matching rows, whoever else uses them. Each
-database is one transaction, so a killed deletion is finished by running it again.
+database is one transaction, so a killed deletion is finished by running it again. What is marked
+for refresh stays, serves nobody, and is superseded by the next answer.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from judgebench.store.schema import now
 
 SCOPES = ("subjects", "answers")
 ANY_MODEL = "any_model"
+RANGED = frozenset({"created_at", "cost_usd", "latency_s", "input_tokens", "output_tokens"})
 DESCRIPTOR = "descriptor"
 
 
@@ -49,8 +53,9 @@ class Condition:
 def condition(role: str, where: Mapping[str, Any]) -> Condition:
     """Parse `where.COLUMN=VALUE` conditions, all of which must hold.
 
-    A value is a text, a list (any of them), a glob (`*`, `?`), null, or a comparison (`<2026-01-01`,
-    `>=…`). `any_model` is either slot; `descriptor.NAME` a setting.
+    A value is a text, a list (any of them), a glob (`*`, `?`), null, a comparison (`<2026-01-01`,
+    `>=…`) or a range (`2026-01-01..2026-02-01`, without its end). `any_model` is either slot;
+    `descriptor.NAME` a setting.
 
     Raises:
         ConfigError: no condition, or a column that the role's view lacks.
@@ -113,6 +118,8 @@ def _compare(column: str, wanted: Any) -> tuple[str, list[Any]]:
     for operator in ("<=", ">=", "<", ">"):
         if text.startswith(operator):
             return f"{column} {operator} ?", [text.removeprefix(operator).strip()]
+    if column in RANGED and (span := re.fullmatch(r"(.+?)\.\.(.+)", text)):
+        return f"({column} >= ? AND {column} < ?)", [span[1], span[2]]
     if "*" in text or "?" in text:
         # GLOB has classes in brackets; here a bracket is only a bracket.
         return f"{column} GLOB ?", [text.replace("[", "[[]")]
@@ -134,6 +141,7 @@ class Match:
     # (benchmark, model) -> rows that go with the answers though nobody named them
     losing: Counter[tuple[str, str]] = field(default_factory=Counter)
     lost_rows: int = 0
+    attempts: int = 0  # failed tries with the same columns
 
 
 def find(root: Path, role: str, wanted: Condition, scope: str) -> Iterator[Match]:
@@ -142,26 +150,45 @@ def find(root: Path, role: str, wanted: Condition, scope: str) -> Iterator[Match
         db = schema.open_reader(path)
         if db is None:
             continue
-        try:
+        with closing(db):
             match = _measure(db, path, descriptor, role, wanted, scope)
-        finally:
-            db.close()
         if match is not None:
             yield match
 
 
-def delete(root: Path, role: str, wanted: Condition, scope: str) -> int:
-    """Remove what `find` tells, and leave tombstones. Returns how many rows of the view went."""
+def delete(root: Path, role: str, wanted: Condition, scope: str, *, hard: bool = False) -> int:
+    """Remove what `find` tells, and leave tombstones. Returns how many rows of the view went.
+
+    `hard` overwrites what is removed and rewrites the file, so that no byte of it is left there; the
+    tombstones, which hold hashes only, stay: without them a merge would bring the rows back.
+    """
     gone = 0
     for path, _ in _databases(root, role, wanted):
-        db = schema.open_writer(path, role, {})
-        try:
+        with closing(schema.open_writer(path, role, {})) as db:
+            if hard:
+                db.execute("PRAGMA secure_delete=ON")
             db.execute("BEGIN IMMEDIATE")
-            gone += _delete_one(db, role, wanted, scope)
+            removed = _delete_one(db, role, wanted, scope)
             db.execute("COMMIT")
-        finally:
-            db.close()
+            gone += removed
+            if hard:  # also where nothing matched: an earlier deletion may have left its pages
+                db.execute("VACUUM")
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return gone
+
+
+def mark(root: Path, role: str, wanted: Condition) -> int:
+    """Mark the answers of matching rows to be asked anew. Returns how many were marked."""
+    marked = 0
+    for path, _ in _databases(root, role, wanted):
+        with closing(schema.open_writer(path, role, {})) as db:
+            db.execute("BEGIN IMMEDIATE")
+            _pick(db, role, wanted, "answers")
+            marked += db.execute(
+                f"UPDATE responses SET refresh_at = ? WHERE origin != 'shipped' AND {_OF_DOOMED}", (now(),)
+            ).rowcount
+            db.execute("COMMIT")
+    return marked
 
 
 def _databases(root: Path, role: str, wanted: Condition) -> Iterator[tuple[Path, Descriptor]]:
@@ -195,9 +222,13 @@ def _pick(db: sqlite3.Connection, role: str, wanted: Condition, scope: str) -> i
 def _measure(
     db: sqlite3.Connection, path: Path, descriptor: Descriptor, role: str, wanted: Condition, scope: str
 ) -> Match | None:
-    if not _pick(db, role, wanted, scope):
-        return None
+    picked = _pick(db, role, wanted, scope)
     match = Match(path, descriptor)
+    if wanted.on_attempts and wanted.sql != "1":
+        sql = f"SELECT count(*) FROM attempts WHERE {wanted.sql}"
+        match.attempts = int(db.execute(sql, wanted.values).fetchone()[0])
+    if not picked and not match.attempts:
+        return None
     match.rows.update(
         dict(
             db.execute(

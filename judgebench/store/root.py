@@ -13,7 +13,7 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,12 @@ from judgebench.store.schema import now
 from judgebench.store.writer import Write, Writer
 
 CREATED_BY = f"judgebench {__version__}"
+
+
+def root_of(store: Mapping[str, Any]) -> Path:
+    """The store root that a conf's `store` names, else the default one."""
+    named = store.get("root")
+    return Path(str(named)).expanduser().absolute() if named else default_root()
 
 
 class Answer(NamedTuple):
