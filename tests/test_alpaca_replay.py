@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -176,3 +177,68 @@ def test_a_second_run_asks_nothing_and_changes_no_byte(replayed: Replayed) -> No
         for stage in ("completions", "judgements"):
             assert record[stage]["calls"] == 0
             assert record[stage]["hits"] == record[stage]["asked"] > 0
+
+
+# --- deletion by column, on real data ----------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(replayed: Replayed, tmp_path: Path) -> Replayed:
+    """The same store, to delete from."""
+    store = tmp_path / "store"
+    shutil.copytree(replayed.store, store)
+    return replayed._replace(store=store, out=tmp_path / "out")
+
+
+def sharing(replayed: Replayed) -> tuple[str, set[str], int]:
+    """The model that shares most judgements with others, those others, and how many it shares."""
+    query = (
+        "SELECT a.who, b.who, count(*) FROM used a JOIN used b ON a.input_hash = b.input_hash "
+        "AND a.who != b.who GROUP BY 1, 2"
+    )
+    with database(replayed, "judgements", "gpt-4-1106-preview") as db:
+        db.execute(
+            "CREATE TEMP TABLE used AS SELECT input_hash, CASE model_a WHEN 'gpt4_1106_preview' THEN model_b "
+            "ELSE model_a END AS who FROM subjects"
+        )
+        db.execute("CREATE INDEX temp.by_hash ON used (input_hash)")
+        pairs = pd.DataFrame(db.execute(query).fetchall(), columns=["who", "other", "rows"])
+    most = pairs.groupby("who")["rows"].sum().idxmax()
+    mine = pairs[pairs["who"].eq(most)]
+    return str(most), set(mine["other"]), int(mine["rows"].max())
+
+
+def test_forgetting_a_model_leaves_every_other_row_to_the_last_digit(
+    replayed: Replayed, copied: Replayed
+) -> None:
+    gone, others, shared = sharing(copied)
+    assert shared > 0
+    chosen = sorted({*others, "claude-2", "phi-2"} - {gone})
+    words = ["forget", f"store.root={copied.store}", "role=judgements", f"where.any_model={gone}"]
+    assert main([*words, "yes=true"]) == 0
+    with database(copied, "judgements", "gpt-4-1106-preview") as db:
+        left = "SELECT count(*) FROM subjects WHERE ? IN (model_a, model_b)"
+        assert db.execute(left, (gone,)).fetchone() == (0,)
+        loose = (
+            "SELECT count(*) FROM responses WHERE (input_hash, sample) NOT IN "
+            "(SELECT input_hash, sample FROM subjects)"
+        )
+        assert db.execute(loose).fetchone() == (0,)
+    words = [word for word in replayed.words if not word.startswith(("output_dir", "store.root"))]
+    words += [f"store.root={copied.store}", "store.mode=only", f"output_dir={copied.out}"]
+    assert main([*words, f"candidate.name={','.join(chosen)}"]) == 0
+    before = pd.read_parquet(replayed.out / "leaderboard.parquet").set_index("model").loc[chosen]
+    after = pd.read_parquet(copied.out / "leaderboard.parquet").set_index("model").loc[chosen]
+    pd.testing.assert_frame_equal(before, after, check_exact=True)
+
+
+def test_forgetting_answers_names_those_who_lose_theirs(
+    copied: Replayed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone, others, _ = sharing(copied)
+    words = ["forget", f"store.root={copied.store}", "role=judgements", f"where.any_model={gone}"]
+    assert main([*words, "scope=answers", "yes=true"]) == 0
+    said = capsys.readouterr().out
+    assert "Others use these answers too" in said
+    for other in others:
+        assert f"    {other} on alpaca_eval: " in said

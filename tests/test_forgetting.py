@@ -156,3 +156,54 @@ def test_only_true_is_a_yes(root, word, capsys):
     assert main(words) == 1
     assert "true or false" in capsys.readouterr().err or word == "off"
     assert len(left(root)) == 5
+
+
+@pytest.mark.parametrize(("span", "kept"), [("2000-01-01..2999-01-01", 0), ("2000-01-01..2000-02-01", 5)])
+def test_a_range_of_dates(root, span, kept):
+    assert main(["forget", f"store.root={root}", f"where.created_at={span}", "yes=true"]) == 0
+    assert len(left(root)) == kept
+
+
+def contents(root):
+    return b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("before", ["", "softly"])
+def test_hard_leaves_no_byte(root, before):
+    secret = "Jane Roe, born 1 April 1970, " + "x" * 9000  # over several pages
+    store = RoleRoot(root, "judgements", "run")
+    asked = ask(secret, "x", instruction="77")
+    store.put(Response(asked, f"About {secret}"), [asked], lambda _: None)
+    store.note(Failure(asked, "empty", detail=secret[:50]))
+    store.close()
+    assert b"Jane Roe" in contents(root)
+    words = ["forget", f"store.root={root}", "where.instruction_id=77", "yes=true"]
+    if before:  # deleted before; some builds of SQLite leave it in the file's free pages
+        assert main(words) == 0
+        words[2] = "where.instruction_id=3"
+    assert main([*words, "hard=true"]) == 0
+    assert b"Jane Roe" not in contents(root)
+    assert len(left(root)) == (5 if not before else 4)
+
+
+def test_refresh_marks_and_the_next_answer_supersedes(root, capsys):
+    words = ["refresh", f"store.root={root}", "where.model_b=x", "yes=true"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert "1 answers of judgements will be asked anew" in told
+    assert "y on b: 1" in told  # who else uses it
+    store = RoleRoot(root, "judgements", "run-2")
+    asked = ask("shared", "x")
+    assert store.lookup([asked]) == [None]
+    store.put(Response(asked, "B"), [asked], lambda _: None)
+    store.flush()
+    assert [answer.output for answer in store.lookup([asked, ask("shared", "y")])] == ["B", "B"]
+    store.close()
+    assert count(root, "superseded") == 1
+
+
+def test_only_failed_tries_match(root, capsys):
+    assert main(["forget", f"store.root={root}", "where.instruction_id=9", "yes=true"]) == 0
+    assert "1 failed tries" in capsys.readouterr().out
+    assert count(root, "attempts") == 0
+    assert len(left(root)) == 5
