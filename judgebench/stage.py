@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
 from judgebench.engine import Attempt, Engine, Event, Failure, Response
-from judgebench.errors import ConfigError, EngineError, Interrupted
+from judgebench.errors import ConfigError, EngineError, Interrupted, StoreError
 from judgebench.request import Descriptor, Key, Request
 from judgebench.store import Answer, RoleRoot
 from judgebench.tally import Tally
@@ -345,7 +345,9 @@ class _Fill:
             requests = self.waiting.pop(key)
             self.room.release()
             if answer is None:
-                continue  # the flush at the end raises the writer's error
+                # What is still in flight goes to the same rescue file; the flush at the end raises.
+                self.broke(self.store.error or StoreError("The store could not keep an answer."))
+                continue
             self.committed_lately[key] = answer
             self.tally.waiting = ""
             self.tally.paid(answer)

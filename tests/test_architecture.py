@@ -27,7 +27,7 @@ LAYERS = [
     {"experiment", "progress"},
     {"overrides", "usage"},
     {"folder", "hints"},
-    {"combine", "forgetting", "planning"},
+    {"caring", "combine", "forgetting", "planning"},
     {"verbs"},
     {"compose", "hydra_errors"},
     {"sweep"},

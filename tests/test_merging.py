@@ -10,7 +10,7 @@ from judgebench.errors import ConfigError, StoreError
 from judgebench.request import digest
 from judgebench.store import RoleRoot, layout, schema
 from judgebench.store.deletion import condition, delete
-from judgebench.store.merging import Merged, add, merge
+from judgebench.store.merging import Merged, Rules, add, merge
 
 ROLE = "judgements"
 
@@ -25,7 +25,7 @@ def filled(place, *answers, run="r"):
 
 def total(source, root, **rules):
     merged = Merged()
-    for _, part in merge(source, root, ROLE, **rules):
+    for _, part in merge(source, root, ROLE, Rules(**rules)):
         merged += part
     return merged
 

@@ -9,19 +9,17 @@ was a process of this machine that is no more, is taken over.
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
-import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from judgebench.errors import StoreError
 from judgebench.request import Descriptor
 from judgebench.store import database, layout, schema
+from judgebench.store.filesystem import is_network
+from judgebench.store.process import is_alive, owner
 
 EXPIRY_S = 30.0
 BEAT_S = 8.0
@@ -38,7 +36,7 @@ class Claims:
 
     def __init__(self, root: Path, role: str) -> None:
         self._root, self._role = root, role
-        self.owner = f"{_machine()}|{os.getpid()}|{_started(os.getpid())}|{secrets.token_hex(4)}"
+        self.owner = owner()
         self._connections: dict[str, sqlite3.Connection] = {}
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -56,6 +54,8 @@ class Claims:
         """
         stored: set[AnswerKey] = set()
         held: set[AnswerKey] = set()
+        if is_network(self._root):
+            return stored, held  # no file is shared there
         wanted = set(keys)
         hashes = sorted({input_hash for input_hash, _ in keys})
         fresh = "" if fresh_since is None else f" AND created_at >= '{fresh_since}'"
@@ -67,8 +67,8 @@ class Claims:
                 for sql, chunk in schema.in_chunks(_STORED + fresh, hashes):
                     stored.update(key for key in db.execute(sql, chunk) if key in wanted)
                 for sql, chunk in schema.in_chunks(_CLAIMED, hashes):
-                    for input_hash, sample, owner, expires_at in db.execute(sql, chunk):
-                        if owner != self.owner and expires_at > instant and _alive(owner):
+                    for input_hash, sample, other, expires_at in db.execute(sql, chunk):
+                        if other != self.owner and expires_at > instant and is_alive(other):
                             held.add((input_hash, sample))
                 held &= wanted - stored
                 ours = wanted - stored - held
@@ -115,34 +115,3 @@ class Claims:
             db.execute("PRAGMA synchronous=NORMAL")
             self._connections[descriptor.hash] = db
         return db
-
-
-def _alive(owner: str) -> bool:
-    """Whether an owner may be alive: only a process of this very machine can be known to be gone."""
-    machine, pid, started, _ = owner.rsplit("|", 3)
-    if machine != _machine() or os.name != "posix":
-        return True
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return _started(int(pid)) in (started, "")
-
-
-@lru_cache(maxsize=1)
-def _machine() -> str:
-    """This machine since its last start and this container: process numbers mean something here only."""
-    parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text()[:8])
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return " ".join(parts)
-
-
-def _started(pid: int) -> str:
-    """When a process started, in clock ticks since boot: numbers are used again. Empty where unknown."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return ""

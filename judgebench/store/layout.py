@@ -47,15 +47,16 @@ def database(root: Path, role: str, descriptor: Descriptor) -> Path:
 
 def files(root: Path, role: str, descriptor: Descriptor) -> list[Path]:
     """The database files of a descriptor that are there: its database, then segments, sorted."""
-    return _files(folder(root, role, descriptor), role)
+    return files_in(folder(root, role, descriptor), role)
 
 
 def databases(root: Path, role: str) -> list[Path]:
     """Every database file of a role, sorted."""
-    return [path for place in sorted((root / role).glob("*/*/*")) for path in _files(place, role)]
+    return [path for place in sorted((root / role).glob("*/*/*")) for path in files_in(place, role)]
 
 
-def _files(place: Path, role: str) -> list[Path]:
+def files_in(place: Path, role: str) -> list[Path]:
+    """The database files in a descriptor's folder: its database, then segments, sorted."""
     main = place / f"{role}.db"
     segments = sorted(place.glob(f"{role}.*.db"))
     return [main, *segments] if main.exists() else segments

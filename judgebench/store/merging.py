@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, TypeAlias
 from judgebench.errors import ConfigError, StoreError, choices
 from judgebench.request import Descriptor, digest
 from judgebench.store import database, layout, schema
+from judgebench.store.reuse import REUSED
 from judgebench.store.schema import now
 
 Row: TypeAlias = Sequence[Any]
@@ -25,6 +27,7 @@ Row: TypeAlias = Sequence[Any]
 # Which of two different answers to one key stays: the one bought first, the one bought last, the
 # one that is here; or none: the merge is refused.
 ON_CONFLICT = ("older", "newer", "keep", "refuse")
+DELETIONS = ("keep", "apply")
 CHUNK = 2000
 
 _COLUMNS = schema.ANSWER_COLUMNS
@@ -97,58 +100,82 @@ def add(
     Raises:
         StoreError: the root cannot be written, or a conflict under `refuse`; nothing was changed.
     """
-    if on_conflict not in ON_CONFLICT:
-        raise ConfigError(f"on_conflict: {choices(on_conflict, ON_CONFLICT)}")
-    if deletions not in ("keep", "apply"):
-        raise ConfigError(f"deletions: {choices(deletions, ('keep', 'apply'))}")
-    db = database.writable(root, role, descriptor)
+    rules = Rules(on_conflict, deletions)
+    with closing(database.writable(root, role, descriptor)) as db:  # rolls back what was not committed
+        return into(db, descriptor, answers, subjects, tombstones, rules)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a merge does where the two sides disagree; see `add`."""
+
+    on_conflict: str = "older"
+    deletions: str = "keep"
+
+    def __post_init__(self) -> None:
+        if self.on_conflict not in ON_CONFLICT:
+            raise ConfigError(f"on_conflict: {choices(self.on_conflict, ON_CONFLICT)}")
+        if self.deletions not in DELETIONS:
+            raise ConfigError(f"deletions: {choices(self.deletions, DELETIONS)}")
+
+
+def into(
+    db: sqlite3.Connection,
+    descriptor: Descriptor,
+    answers: Iterable[Row],
+    subjects: Iterable[Row],
+    tombstones: Iterable[tuple[str, str, str]],
+    rules: Rules,
+) -> Merged:
+    """The same as `add`, into an open database."""
     merged = Merged()
     try:
         db.execute("BEGIN IMMEDIATE")
         # Their deletions first: what they deleted and bought anew is newer than their tombstone.
         for chunk in _chunks(tombstones):
-            _bury(db, chunk, merged, deletions)
+            _bury(db, chunk, merged, rules.deletions)
         for chunk in _chunks(answers):
-            _add_answers(db, descriptor, chunk, merged, on_conflict)
+            _add_answers(db, descriptor, chunk, merged, rules.on_conflict)
         for chunk in _chunks(subjects):
             _add_subjects(db, chunk, merged)
-        if deletions == "apply":
+        if rules.deletions == "apply":
             _drop_orphans(db, merged)
         db.execute("COMMIT")
     except sqlite3.Error as error:
-        raise StoreError(
-            f"Could not merge into {layout.database(root, role, descriptor)}: {error}."
-        ) from error
-    finally:
-        db.close()  # rolls back what was not committed
+        raise StoreError(f"Could not merge into {descriptor.model} ({descriptor.hash}): {error}.") from error
     return merged
 
 
-def merge(source: Path, root: Path, role: str, **rules: str) -> Iterator[tuple[Descriptor, Merged]]:
-    """Merge a role of another store root into ours, descriptor by descriptor. The source is only read."""
+def merge(source: Path, root: Path, role: str, rules: Rules) -> Iterator[tuple[Descriptor, Merged]]:
+    """Merge a role of another store root into ours, file by file. The source is only read."""
     for path in layout.databases(source, role):
-        db = schema.open_reader(path)
-        if db is None:
-            continue
         descriptor = layout.read_metadata(path.parent)
+        with reading(path) as rows:
+            if rows is not None:
+                with closing(database.writable(root, role, descriptor)) as db:
+                    yield descriptor, into(db, descriptor, *rows, rules)
+
+
+Rows: TypeAlias = tuple[Iterable[Row], Iterable[Row], Iterable[tuple[str, str, str]]]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Rows | None]:
+    """Answers, subjects and tombstones of a file, in one snapshot while others write; null if it is new."""
+    db = schema.open_reader(path)
+    if db is None:
+        yield None
+        return
+    with closing(db):
         try:
-            db.execute("BEGIN")  # one snapshot, while others write
+            db.execute("BEGIN")
             yield (
-                descriptor,
-                add(
-                    root,
-                    role,
-                    descriptor,
-                    db.execute(f"SELECT {_READ} FROM responses"),
-                    db.execute(f"SELECT {', '.join(_SUBJECT_COLUMNS)} FROM subjects"),
-                    db.execute("SELECT scope, key, deleted_at FROM tombstones"),
-                    **rules,
-                ),
+                db.execute(f"SELECT {_READ} FROM responses"),
+                db.execute(f"SELECT {', '.join(_SUBJECT_COLUMNS)} FROM subjects"),
+                db.execute("SELECT scope, key, deleted_at FROM tombstones"),
             )
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{path} is damaged: {error}. Mend it first: judgebench repair.") from error
-        finally:
-            db.close()
 
 
 def _bury(
@@ -205,6 +232,8 @@ def _add_answers(
             continue
         merged.known += 1
         if _said(ours) == _said(row):
+            if ours[_AT["origin"]] == REUSED != row[_AT["origin"]]:  # a copy gives way to what was paid for
+                _replace(db, row)
             continue
         if rule == "refuse":
             raise StoreError(
@@ -221,8 +250,12 @@ def _add_answers(
         )
         db.execute(_SUPERSEDE, (*goes, instant, *key, goes[_AT["output"]], goes[_AT["created_at"]]))
         if kept == "there":
-            db.execute("DELETE FROM responses WHERE input_hash = ? AND sample = ?", key)
-            db.execute(_PUT, tuple(row))
+            _replace(db, row)
+
+
+def _replace(db: sqlite3.Connection, row: Row) -> None:
+    db.execute("DELETE FROM responses WHERE input_hash = ? AND sample = ?", tuple(row[:2]))
+    db.execute(_PUT, tuple(row))
 
 
 def _said(row: Row) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from judgebench.request import Descriptor, canonical
 from judgebench.store import layout
 
 LOGPROBS = "logprobs"
+REUSED = "reused"  # the origin of a copy that serves where the paid row lies elsewhere in the root
 
 # Why a stored answer is not served where the asker says so: its reader could make nothing of it.
 TRUNCATED, NO_LOGPROBS = "truncated", "no_logprobs"

@@ -20,11 +20,13 @@ from typing import Any, NamedTuple
 
 from judgebench import __version__
 from judgebench.engine import Attempt, Failure, Response
+from judgebench.errors import StoreError
 from judgebench.request import Descriptor, Key, Request, clean
 from judgebench.store import layout, schema
 from judgebench.store.claims import Claims
+from judgebench.store.filesystem import is_network
 from judgebench.store.nearest import Reason, why_missed
-from judgebench.store.reuse import cut, siblings, unfit
+from judgebench.store.reuse import REUSED, cut, siblings, unfit
 from judgebench.store.schema import now
 from judgebench.store.writer import Write, Writer
 
@@ -196,26 +198,36 @@ class RoleRoot:
             return
         if source.root != self.root:
             self.unwritten_subjects += len(requests)
-        elif source.descriptor is wanted:
-            self._add_subjects(wanted, requests)
-        elif self._may_write(wanted):
-            for request, answer in zip(requests, answers, strict=True):
-                copy = self._copy(request, answer, wanted)
-                self._writer.put(Write(wanted, copy, [self._subject_row(request)], (), None))
+        elif source.descriptor is not wanted:
+            self._copy(wanted, requests, answers)
+        elif unknown := self._unknown(wanted, requests):
+            if is_network(self.root):  # a row of the view is within one file
+                pairs = [pair for pair in zip(requests, answers, strict=True) if pair[0] in unknown]
+                self._copy(wanted, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
+            elif self._may_write(wanted):
+                rows = [self._subject_row(request) for request in unknown]
+                self._writer.put(Write(wanted, None, rows, (), None))
+            else:
+                self.unwritten_subjects += len(unknown)
 
-    def _copy(self, request: Request, answer: Answer, wanted: Descriptor) -> tuple[Any, ...]:
-        """A row of a richer descriptor as the poorer one would have got it. It cost nothing again."""
-        facts = answer._asdict() | {
-            "input_hash": request.input_hash,
-            "sample": request.sample,
-            "input_text": request.input_text,
-            "top_logprobs": cut(answer.top_logprobs, wanted),
-            "origin": "reused",
-            "cost_usd": None,
-            "created_by": CREATED_BY,
-            "run_id": self.run_id,
-        }
-        return tuple(facts.get(name) for name in schema.ANSWER_COLUMNS)
+    def _copy(self, wanted: Descriptor, requests: list[Request], answers: list[Answer]) -> None:
+        """Keep rows that lie elsewhere in our root as the asker would have got them, at no cost."""
+        if not self._may_write(wanted):
+            self.unwritten_subjects += len(requests)
+            return
+        for request, answer in zip(requests, answers, strict=True):
+            facts = answer._asdict() | {
+                "input_hash": request.input_hash,
+                "sample": request.sample,
+                "input_text": request.input_text,
+                "top_logprobs": cut(answer.top_logprobs, wanted),
+                "origin": REUSED,
+                "cost_usd": None,
+                "created_by": CREATED_BY,
+                "run_id": self.run_id,
+            }
+            row = tuple(facts.get(name) for name in schema.ANSWER_COLUMNS)
+            self._writer.put(Write(wanted, row, [self._subject_row(request)], (), None))
 
     def _rows(self, source: _Source, hashes: Iterable[str]) -> dict[tuple[str, int], Answer]:
         rows: dict[tuple[str, int], Answer] = {}
@@ -229,19 +241,14 @@ class RoleRoot:
                     rows[row[0], row[1]] = Answer._make((*row[2:], True))
         return rows
 
-    def _add_subjects(self, descriptor: Descriptor, hits: list[Request]) -> None:
+    def _unknown(self, descriptor: Descriptor, hits: list[Request]) -> list[Request]:
+        """Those whose subjects are not noted yet, each once."""
         keys = {request.subject_key: request for request in hits}
-        known: set[str] = set()
         for db in self._files(_Source(self.root, descriptor)):
             for sql, chunk in schema.in_chunks(_KNOWN, sorted(keys)):
-                known.update(row[0] for row in db.execute(sql, chunk))
-        rows = [self._subject_row(request) for key, request in keys.items() if key not in known]
-        if not rows:
-            return
-        if self._may_write(descriptor):
-            self._writer.put(Write(descriptor, None, rows, (), None))
-        else:
-            self.unwritten_subjects += len(rows)
+                for (key,) in db.execute(sql, chunk):
+                    keys.pop(key, None)
+        return list(keys.values())
 
     def _may_write(self, descriptor: Descriptor) -> bool:
         place = layout.folder(self.root, self.role, descriptor)
@@ -353,6 +360,11 @@ class RoleRoot:
             self.run_id,
         )
         self._writer.put(Write(request.descriptor, None, (), [row], None, row[:2] if failed else None))
+
+    @property
+    def error(self) -> StoreError | None:
+        """Why answers could not be kept; null while all is well."""
+        return self._writer.error
 
     def flush(self) -> None:
         """Return when everything handed over is on disk; raises `StoreError` if it cannot be."""

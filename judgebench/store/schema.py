@@ -8,6 +8,7 @@ and delete by. The store never interprets an answer.
 
 from __future__ import annotations
 
+import errno
 import random
 import sqlite3
 import time
@@ -30,6 +31,7 @@ from sqlalchemy.dialects import sqlite as dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from judgebench.errors import StoreError
+from judgebench.store.filesystem import is_network
 
 SCHEMA_VERSION = 2
 BUSY_S = 30  # how long to wait for another writer
@@ -241,7 +243,8 @@ def open_writer(path: Path, role: str, facts: dict[str, str]) -> sqlite3.Connect
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         # The page size counts only before the first write, WAL stays with the file. 8 KB pages
         # hold a typical row whole; FULL makes a commit survive a power cut, not only a crash.
-        for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=FULL"):
+        journal = "DELETE" if is_network(path.parent) else "WAL"
+        for pragma in ("page_size=8192", f"journal_mode={journal}", "synchronous=FULL"):
             _patiently(db, f"PRAGMA {pragma}")
         version = check_version(db, path)
         if version < SCHEMA_VERSION:
@@ -256,7 +259,7 @@ def open_writer(path: Path, role: str, facts: dict[str, str]) -> sqlite3.Connect
             db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
             db.execute("COMMIT")
     except (sqlite3.Error, OSError) as error:
-        raise StoreError(f"The store cannot write {path}: {error}.{_way_out(error)}") from error
+        raise StoreError(f"The store cannot write {path}: {error}.{way_out(error)}") from error
     return db
 
 
@@ -305,7 +308,7 @@ def open_reader(path: Path) -> sqlite3.Connection | None:
             return db
         except sqlite3.Error as error:
             problem = error
-    raise StoreError(f"The store cannot read {path}: {problem}.{_way_out(problem)}")
+    raise StoreError(f"The store cannot read {path}: {problem}.{way_out(problem)}")
 
 
 def check_version(db: sqlite3.Connection, path: Path) -> int:
@@ -319,12 +322,15 @@ def check_version(db: sqlite3.Connection, path: Path) -> int:
     return version
 
 
-def _way_out(error: Exception | None) -> str:
+def way_out(error: Exception | None) -> str:
+    """What to do about an error of SQLite or of the disk, as a sentence to add; empty where unknown."""
     text = str(error)
     if "malformed" in text or "not a database" in text:
-        return " The file is damaged; it was left as it is: copy it away before anything else."
+        return " The file is damaged; it was left as it is. Save what can be read: judgebench repair."
     if "readonly" in text or isinstance(error, PermissionError):
         return " The folder may not be written: name another one with store.root=…"
-    if "full" in text:
-        return " The disk is full."
+    if "full" in text or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+        return " The disk, or your quota of it, is full: free some, or name another store.root."
+    if "disk I/O error" in text:
+        return " The disk or the network file system failed: see judgebench verify."
     return ""

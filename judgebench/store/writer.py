@@ -7,19 +7,24 @@ called with what the store holds: where another process was faster, its answer, 
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from judgebench.errors import StoreError
 from judgebench.request import Descriptor
-from judgebench.store import database, layout, schema
+from judgebench.store import database, schema
+from judgebench.store.rescue import Rescue
 
 GROUP_S = 0.05
 GROUP_ROWS = 2000
+
+Row: TypeAlias = tuple[Any, ...]  # in the order of ANSWER_COLUMNS
+AnswerKey: TypeAlias = tuple[Any, ...]  # input hash, sample
 
 
 class Write(NamedTuple):
@@ -53,6 +58,10 @@ _SUPERSEDE = (
 _DROP = "DELETE FROM responses WHERE input_hash = ? AND sample = ?"
 
 
+# Errors about what is to be stored, not about where.
+_OF_DATA = (sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.IntegrityError)
+
+
 class Writer:
     """The only writer of a role root in this process. Starts its thread at the first row."""
 
@@ -61,6 +70,8 @@ class Writer:
         self._connections: dict[str, sqlite3.Connection] = {}
         self._thread: threading.Thread | None = None
         self._error: StoreError | None = None
+        self._broken = False  # nothing can be written any more
+        self._rescue = Rescue(root, role)
         self.commits = 0
         # The open group and how far the thread is. A row wakes the thread only when it opens a group:
         # a wake a row costs more of the stage's CPU than the commits do.
@@ -70,10 +81,18 @@ class Writer:
         self._given = self._kept = 0  # rows
         self._hurry = self._ended = False
 
+    @property
+    def error(self) -> StoreError | None:
+        """Why rows could not be committed, and where their answers are instead; null while all is well."""
+        if self._error is None or not self._rescue.rows:
+            return self._error
+        return StoreError(
+            f"{self._error} {self._rescue.rows:,} answers in hand were written to {self._rescue.path}: once "
+            f"the store can be written again, bring them in with: judgebench merge {self._rescue.path}"
+        )
+
     def put(self, write: Write) -> None:
-        """Hand a row over. Raises the `StoreError` of an earlier commit that failed."""
-        if self._error is not None:
-            raise self._error
+        """Hand a row over. It never fails: `done` and `flush` tell."""
         with self._change:
             if self._thread is None:
                 self._ended = False
@@ -95,8 +114,8 @@ class Writer:
                 self._hurry = True
                 self._change.notify_all()
                 self._change.wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def close(self) -> None:
         """Commit, end the thread, close every connection."""
@@ -106,21 +125,21 @@ class Writer:
             self._change.notify_all()
         if thread is not None:
             thread.join()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def _loop(self) -> None:
         while group := self._take():
             try:
-                if self._error is None:
-                    self._commit(group)
+                self._commit(group)
             except Exception as error:  # of a `done`: the thread lives on, else a flush would wait for ever
-                self._error = StoreError(f"The store's writer stopped: {type(error).__name__}: {error}.")
+                self._fail(StoreError(f"The store's writer stopped: {type(error).__name__}: {error}."))
             with self._change:
                 self._kept += len(group)
                 self._change.notify_all()
         for db in self._connections.values():
-            db.close()
+            with contextlib.suppress(sqlite3.Error):
+                database.close(db)
         self._connections.clear()
 
     def _take(self) -> list[Write]:
@@ -135,38 +154,68 @@ class Writer:
             self._hurry = False
         return group
 
+    def _fail(self, error: StoreError) -> None:
+        if self._error is None:
+            self._error = error
+
     def _commit(self, group: list[Write]) -> None:
         by_database: dict[str, list[Write]] = {}
         for write in group:
             by_database.setdefault(write.descriptor.hash, []).append(write)
         for writes in by_database.values():
-            try:
-                stored: dict[tuple[Any, ...], tuple[Any, ...]] | None = self._commit_one(writes)
-            except (sqlite3.Error, OSError, StoreError) as error:
-                path = layout.database(self._root, self._role, writes[0].descriptor)
-                self._error = (
-                    error
-                    if isinstance(error, StoreError)
-                    else StoreError(f"The store could not commit to {path}: {error}.")
-                )
-                stored = None
+            stored = self._stored(writes)
             for write in writes:
                 if write.done is not None and write.answer is not None:
-                    write.done(None if stored is None else stored.get(write.answer[:2], write.answer))
+                    write.done(stored.get(write.answer[:2]))
 
-    def _commit_one(self, writes: list[Write]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-        """Commit one database's rows; the answers of others that were there first, by key."""
+    def _stored(self, writes: list[Write]) -> dict[AnswerKey, Row]:
+        """Commit one database's rows; what it then holds for each of their answers, by key.
+
+        Where the store cannot be written, the answers go to a rescue file. Where it refuses the data,
+        the rows are committed one by one, so that an odd one takes none of the others with it.
+        """
+        try:
+            if not self._broken:
+                return self._commit_one(writes)
+        except (sqlite3.Error, OSError, StoreError) as error:
+            if isinstance(error, _OF_DATA):
+                return self._one_by_one(writes, error)
+            self._broken = True
+            path = database.path_for(self._root, self._role, writes[0].descriptor)
+            self._fail(
+                error
+                if isinstance(error, StoreError)
+                else StoreError(f"The store could not commit to {path}: {error}.{schema.way_out(error)}")
+            )
+        except (ValueError, OverflowError, TypeError) as error:
+            return self._one_by_one(writes, error)
+        for write in writes:
+            if write.answer is not None:
+                self._rescue.keep(write.descriptor, write.answer, write.subjects)
+        return {}
+
+    def _one_by_one(self, writes: list[Write], error: Exception) -> dict[AnswerKey, Row]:
+        if len(writes) == 1:
+            key = writes[0].settled or ("of no answer", "")
+            self._fail(StoreError(f"The store cannot hold the row {key[0]}:{key[1]}: {error}."))
+            return {}
+        stored: dict[AnswerKey, Row] = {}
+        for write in writes:
+            stored |= self._stored([write])
+        return stored
+
+    def _commit_one(self, writes: list[Write]) -> dict[AnswerKey, Row]:
         db = self._connection(writes[0].descriptor)
         answers = [write.answer for write in writes if write.answer is not None]
-        theirs: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        stored: dict[AnswerKey, Row] = {answer[:2]: answer for answer in answers}
         db.execute("BEGIN IMMEDIATE")
         try:
             before = db.total_changes
             db.executemany(_ANSWER, answers)
             if db.total_changes - before != len(answers):
                 for write in writes:
-                    if write.answer is not None and (stays := _settle(db, write)) is not None:
-                        theirs[write.answer[:2]] = stays
+                    if write.answer is not None:
+                        stored[write.answer[:2]] = _settle(db, write)
             subjects = [row for write in writes for row in write.subjects]
             db.executemany(_SUBJECT, subjects)
             db.executemany(_UNBURY, [row[:1] for row in subjects])
@@ -174,10 +223,11 @@ class Writer:
             db.executemany(_FREE, [write.settled for write in writes if write.settled is not None])
             db.execute("COMMIT")
         except BaseException:
-            db.execute("ROLLBACK")
+            if db.in_transaction:  # SQLite rolls back by itself where the disk is full
+                db.execute("ROLLBACK")
             raise
         self.commits += 1
-        return theirs
+        return stored
 
     def _connection(self, descriptor: Descriptor) -> sqlite3.Connection:
         db = self._connections.get(descriptor.hash)
@@ -187,17 +237,17 @@ class Writer:
         return db
 
 
-def _settle(db: sqlite3.Connection, write: Write) -> tuple[Any, ...] | None:
-    """An answer met one that was there first: which of them stays? That one, unless it is ours."""
+def _settle(db: sqlite3.Connection, write: Write) -> Row:
+    """The answer that stays where one met another that was there first: that one, unless it is stale."""
     assert write.answer is not None
     key = write.answer[:2]
-    *stored, refresh_at = db.execute(_STORED, key).fetchone()
-    row = tuple(stored)
+    *there, refresh_at = db.execute(_STORED, key).fetchone()
+    row = tuple(there)
     if row == write.answer:
-        return None
+        return write.answer
     if write.stale is None or not write.stale(row, refresh_at):
         return row
     db.execute(_SUPERSEDE, (schema.now(), *key))
     db.execute(_DROP, key)
     db.execute(_ANSWER, write.answer)
-    return None
+    return write.answer
