@@ -24,8 +24,9 @@ from judgebench.benchmark.formats import alpaca_eval_swapped
 from judgebench.errors import ConfigError, DataError, choices
 from judgebench.folder import COMPLETE, Job
 from judgebench.protocol import DIRECT, REVERSED, Protocol
-from judgebench.store import default_root, flat, layout
+from judgebench.store import flat, layout
 from judgebench.store.layout import ROLES
+from judgebench.store.root import root_of
 from judgebench.tables import SURROGATE, appearing, declare
 
 FORMATS = ("parquet", "jsonl", "alpaca_eval", "arena_hard")
@@ -63,8 +64,7 @@ class Export:
             raise ConfigError(f"format: {choices(self.format, FORMATS)}")
         if self.role not in (None, *ROLES):
             raise ConfigError(f"role: {choices(self.role, ROLES)}")
-        named = self.store.get("root")
-        self._root = Path(str(named)).expanduser().absolute() if named else default_root()
+        self._root = root_of(self.store)
         self._out = Path(self.path).expanduser()
         self.result: dict[Path, int] = {}
         self._left: Counter[str] = Counter()

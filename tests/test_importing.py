@@ -92,7 +92,8 @@ def native():
     with serving(plan=says(answer)) as server:
         done = invoke("run", [*judged(server.url), "store.root=native", "output_dir=native-out"])
     assert done.status == 0
-    return stored("native", "judgements", "judgements")
+    rows = stored("native", "judgements", "judgements")
+    return sorted(rows, key=lambda row: (row["instruction_id"], row["orientation"]))
 
 
 def run_on(store="theirs", words=None):
@@ -300,6 +301,7 @@ def test_completions_are_hits_of_a_live_run(capsys):
         words = [
             *live("benchmark.outputs=[old]", "baseline.name=old"), f"candidate.base_url={server.url}",
             "judge=server", "judge.name=jud", f"judge.base_url={server.url}", "protocol=pairwise",
+            "store.canary=false",
         ]  # fmt: skip
         ran = invoke("run", [*words, "store.root=theirs", "output_dir=out"])
         assert all(map(is_judging, server.bodies))
