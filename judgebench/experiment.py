@@ -90,10 +90,10 @@ class Experiment:
             ConfigError, DataError: anything that would make the run impossible.
         """
         loaded = self.benchmark.load(self.data, limit=self.limit, shard=self.shard)
-        candidate = Answers(self._seeded(self.candidate), loaded, "candidate")
+        candidate = Answers(self.seeded(self.candidate), loaded, "candidate")
         baseline: Answers | None = None
         if self.protocol.mode == "pairwise":
-            baseline = Answers(self._seeded(self._baseline(loaded)), loaded, "baseline")
+            baseline = Answers(self.seeded(self._baseline(loaded)), loaded, "baseline")
             if baseline.label == candidate.label:
                 if baseline.descriptor != candidate.descriptor:
                     raise ConfigError(
@@ -105,7 +105,7 @@ class Experiment:
         matches = [Match(candidate, baseline)]
         truths = loaded.truths() if self.check_judge else []
         matches += [match for match in self._checks(loaded, truths, sides) if match != matches[0]]
-        judges = {name: self._seeded(model) for name, model in self._judges().items()}
+        judges = {name: self.seeded(model) for name, model in self._judges().items()}
         order = int(self.seed.get("order") or 0)
         judgements = Judgements(self.protocol, judges, matches, order, self.data)
         return Prepared(self, loaded, list(sides.values()), matches, judgements, truths)
@@ -129,7 +129,8 @@ class Experiment:
             model = replace(model, name=native)
         return model
 
-    def _seeded(self, model: Model) -> Model:
+    def seeded(self, model: Model) -> Model:
+        """A model with the run's sampling seed among its settings, unless it has one of its own."""
         seed = self.seed.get("sampling")
         if seed is None or "seed" in model.sampling or model.provider == "shipped":
             return model

@@ -22,8 +22,11 @@ ROLES = ("candidate", "baseline", "judge")
 # Settings whose value is text, whatever it looks like. Nearly every override that is misread is one of these.
 _TEXT = re.compile(
     r"(?:.+\.)?(?:name|label|weights|revision|version|pin|tag|base_url|endpoint_id|api_key_env)"
-    r"|output_dir|data_dir|store\.root|benchmark\.(?:path|answers|labels|baseline)|(?:.+\.)?url|where\..+"
+    r"|output_dir|data_dir|store\.root|(?:benchmark|source)\.path|path|benchmark\.(?:answers|labels|baseline)|(?:.+\.)?url|where\..+"
+    r"|(?:.+\.)?(?:columns|orientations)\..+|source\.where\..+"
 )
+# Mappings with keys of the user's own, which Hydra takes only behind a +.
+_OWN_KEYS = re.compile(r"where\..+|(?:.+\.)?(?:columns|orientations)\..+|source\.where\..+")
 # Text that must be there: `null` typed for it is a name like any other. For the rest it means "not set".
 _REQUIRED = re.compile(r"(?:.+\.)?name")
 # Where a forgotten -m is likelier than a comma in the text, and a wrong guess is paid for (or deletes).
@@ -115,8 +118,8 @@ def _rewrite(override: Override, multirun: bool, positionals: str | None) -> Ove
         return Override("", key, ",".join(f"[{_one(key, part)}]" for part in split(value, multirun)))
     if not _TEXT.fullmatch(key):
         return override
-    if key.startswith("where.") and not prefix:
-        prefix = "+"
+    if _OWN_KEYS.fullmatch(key) and not prefix:
+        prefix = "+" if key.startswith("where.") else "++"
     return Override(prefix, key, _typed(key, value, multirun))
 
 

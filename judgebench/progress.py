@@ -59,7 +59,9 @@ def say(text: str) -> None:
 def told(tally: Tally) -> str:
     """The counts in words, what is zero left out: `1 asked, 2 stored, $0.5000`."""
     parts = [f"{tally.origins['paid']} asked", f"{tally.hits} stored"]
-    parts += [f"{tally.origins[name]} {name}" for name in ("shipped", "replayed") if tally.origins[name]]
+    parts += [
+        f"{tally.origins[name]} {name}" for name in ("shipped", "replayed", "imported") if tally.origins[name]
+    ]
     failed, retried = sum(tally.failures.values()), sum(tally.retries.values())
     if failed:
         parts.append(f"{failed} failed")

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -240,10 +241,17 @@ def _array(column: pd.Series, field: pa.Field[Any]) -> pa.Array[Any]:
 
 def replace(path: Path, content: bytes) -> None:
     """A file appears whole under its name, also after a crash or a power cut, with the user's umask."""
+    with appearing(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def appearing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which appears whole under its name when the block ends, as `replace` has it."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -47,7 +47,7 @@ def installed() -> str:
 
 def verbs(conf: Path) -> dict[str, str]:
     """Verbs and what they do in a line, in the order people meet them."""
-    first = ("run", "plan", "rank", "forget")
+    first = ("run", "plan", "rank", "import", "export", "forget")
     names = sorted(
         (path.stem for path in conf.glob("*.yaml") if "_target_:" in path.read_text(encoding="utf-8")),
         key=lambda name: (first.index(name) if name in first else len(first), name),

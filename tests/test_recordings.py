@@ -256,14 +256,16 @@ def test_public_annotations_are_recordings(tmp_path: Path) -> None:
 
 MODELS = ["NullModel", "OpenHermes-2.5-Mistral-7B", "phi-2", "text_davinci_001"]
 JUDGE = convert.JUDGE
+BASELINE = "gpt4_1106_preview"
 
 
 def checkout(data_dir: Path, root: Path) -> None:
     """A clone of the public repository as far as the converter reads it, made back from the extracts."""
     folder = data_dir / "alpaca_eval"
     texts = {r["instruction_id"]: r for r in pq.read_table(folder / "instructions.parquet").to_pylist()}
-    chosen = [("model", "in", [*MODELS, "gpt4_0613"])]
+    chosen = [("model", "in", [*MODELS, "gpt4_0613", BASELINE])]
     outputs = pq.read_table(folder / "outputs.parquet", filters=chosen).to_pylist()
+    said = {(row["model"], row["instruction_id"]): row["output"] for row in outputs}
     for number, model in enumerate([*MODELS, "gpt4_0613"]):
         mine = [
             {
@@ -278,7 +280,7 @@ def checkout(data_dir: Path, root: Path) -> None:
     replays = pq.read_table(folder / "judge_replays.parquet", filters=[("model", "in", MODELS)]).to_pylist()
     for number, model in enumerate(MODELS):
         newer = number % 2 == 1
-        mine = [annotated(row, texts, newer) for row in replays if row["model"] == model]
+        mine = [annotated(row, texts, said, newer) for row in replays if row["model"] == model]
         written(root / "results" / model / JUDGE / "annotations.json", mine)
     # Some public files keep the preferences only.
     bare = [{"instruction": texts[0]["instruction"], "preference": 1.5, "generator_2": "x"}]
@@ -295,7 +297,12 @@ def checkout(data_dir: Path, root: Path) -> None:
         written(configs / evaluator / "configs.yaml", entries)  # JSON is YAML
 
 
-def annotated(row: Mapping[str, Any], texts: Mapping[int, Mapping[str, Any]], newer: bool) -> dict[str, Any]:
+def annotated(
+    row: Mapping[str, Any],
+    texts: Mapping[int, Mapping[str, Any]],
+    said: Mapping[tuple[str, int], str],
+    newer: bool,
+) -> dict[str, Any]:
     raw = None
     if row["raw_text"] is not None:
         place = {
@@ -310,7 +317,9 @@ def annotated(row: Mapping[str, Any], texts: Mapping[int, Mapping[str, Any]], ne
     prefix = "preference_" if newer else ""
     return {
         "instruction": texts[row["instruction_id"]]["instruction"],
-        "output_1": "…", "output_2": "…", "generator_1": "gpt4_1106_preview", "generator_2": "example",
+        "output_1": said[BASELINE, row["instruction_id"]],
+        "output_2": said[row["model"], row["instruction_id"]],
+        "generator_1": BASELINE, "generator_2": "example",
         "annotator": JUDGE, "preference": 0 if row["preference"] == 1.5 and not newer else row["preference"],
         f"{prefix}raw_completion": json.dumps(raw) if newer and raw else raw,
         f"{prefix}price_per_example": row["price_per_example"],

@@ -111,6 +111,33 @@ def _arena_hard_answers(path: Path) -> list[Row]:
     return list(rows.values())
 
 
+def _arena_hard_judgements(path: Path) -> list[Row]:
+    """`games`: in the first one A is the baseline, in the second one the candidate. A row a game.
+
+    Of several rows of one question the last one counts. `reply` is null where a game was not played.
+    """
+    last: dict[tuple[Any, Any, Any], Row] = {}
+    for row in _jsonl(path):
+        last[row.get("uid") or row["question_id"], row["judge"], row["model"]] = row
+    rows = []
+    for (uid, judge, model), row in last.items():
+        for orientation, game in zip(("direct", "reversed"), row["games"], strict=False):
+            said = (game or {}).get("judgment")
+            asked = (game or {}).get("prompt", (game or {}).get("user_prompt"))
+            rows.append(
+                {
+                    "instruction_id": uid,
+                    "candidate": model,
+                    "baseline": row.get("baseline"),
+                    "judge": judge,
+                    "orientation": orientation,
+                    "reply": said.get("answer") if isinstance(said, dict) else said,
+                    "prompt": {"messages": asked} if isinstance(asked, list) else asked,
+                }
+            )
+    return rows
+
+
 # --- FastChat --------------------------------------------------------------------------------------
 
 
@@ -127,6 +154,68 @@ def _fastchat_answers(path: Path) -> list[Row]:
     for row in _jsonl(path):
         outputs = [None if text in ("$ERROR$", "ERROR") else text for text in row["choices"][0]["turns"]]
         rows[row["question_id"]] = {"instruction_id": row["question_id"], "outputs": outputs}
+    return list(rows.values())
+
+
+def _fastchat_single(path: Path) -> list[Row]:
+    """`model_judgment/JUDGE_single.jsonl`; the judge is a pair of a model and the name of a prompt."""
+    return [_fastchat_row(row, candidate=row["model"], game="") for row in _jsonl(path)]
+
+
+def _fastchat_pair(path: Path) -> list[Row]:
+    """`model_judgment/JUDGE_pair.jsonl`: two games a row, in the first one A is `model_1`.
+
+    Which of the two is the candidate is not in the file, but who was shown first is (`positional`). Rows
+    that were made from single ratings were never judged as pairs and are left out.
+    """
+    return [
+        _fastchat_row(row, model_a=first, model_b=second, positional=True, game=game)
+        for row in _jsonl(path)
+        if "g1_judgment" in row
+        for game, first, second in (
+            ("g1_", row["model_1"], row["model_2"]),
+            ("g2_", row["model_2"], row["model_1"]),
+        )
+    ]
+
+
+def _fastchat_row(row: Row, *, game: str, **who: Any) -> Row:
+    judge = row["judge"]
+    said = row[f"{game}judgment"]
+    return {
+        "instruction_id": row["question_id"],
+        **who,
+        "judge": judge[0] if isinstance(judge, list) else judge,
+        "turn": row.get("turn"),
+        "reply": None if said in ("$ERROR$", "ERROR") else said,
+        "prompt": row.get(f"{game}user_prompt"),
+    }
+
+
+# --- lm-evaluation-harness -------------------------------------------------------------------------
+
+
+def _lm_eval_samples(path: Path) -> list[Row]:
+    """`samples_TASK_TIME.jsonl` of a task that generates text: a row a document and repeat.
+
+    `prompt` is what was asked: chat messages, or the text of a base model. A document comes once for each
+    filter of the task, with the same replies.
+    """
+    rows: dict[tuple[Any, int], Row] = {}
+    for row in _jsonl(path):
+        asked, replies = row["arguments"], row["resps"]
+        first, how = asked["gen_args_0"].values() if isinstance(asked, dict) else asked[0]
+        if len(asked) != 1 or not isinstance(how, dict):
+            raise ValueError(f"doc_id {row['doc_id']} was scored by likelihood: there is no text to import")
+        chat = json.loads(first[0]) if isinstance(first, list) else None
+        for sample, output in enumerate(replies[0]):
+            rows[row["doc_id"], sample] = {
+                "instruction_id": row["doc_id"],
+                "instruction": first if chat is None else chat[-1]["content"],
+                "sample": sample,
+                "output": output,
+                "prompt": {"prompt": first} if chat is None else {"messages": chat},
+            }
     return list(rows.values())
 
 
@@ -180,6 +269,8 @@ def _annotation(row: Mapping[str, Any]) -> Row:
         "candidate": row.get("generator_2"),
         "baseline": row.get("generator_1"),
         "instruction": row["instruction"],
+        "baseline_output": row.get("output_1"),
+        "candidate_output": row.get("output_2"),
         "orientation": "reversed" if alpaca_eval_swapped(row["instruction"]) else "direct",
         "reply": reply,
         "finish_reason": facts.get("finish_reason"),
@@ -202,8 +293,12 @@ FORMATS: dict[str, Callable[[Path], list[Row]]] = {
     "text": _plain,
     "arena_hard_questions": _arena_hard_questions,
     "arena_hard_answers": _arena_hard_answers,
+    "arena_hard_judgements": _arena_hard_judgements,
     "fastchat_questions": _fastchat_questions,
     "fastchat_answers": _fastchat_answers,
+    "fastchat_single": _fastchat_single,
+    "fastchat_pair": _fastchat_pair,
+    "lm_eval_samples": _lm_eval_samples,
     "alpaca_eval_outputs": _alpaca_eval_outputs,
     "alpaca_eval_annotations": _alpaca_eval_annotations,
 }

@@ -58,7 +58,7 @@ class Table:
     def _kind(self, located: Located) -> str:
         kind = self.format or located.path.suffix.lstrip(".").lower()
         if kind not in FORMATS:
-            raise DataError(f"{located.url}: the format {choices(kind, FORMATS)}")
+            raise DataError(f"{located.url}: the format {choices(kind, FORMATS, len(FORMATS))}")
         return kind
 
     def _ours(self, rows: list[Row], path: Path) -> list[Row]:

@@ -100,7 +100,7 @@ class Response:
     finish_reason: str | None = None
     reasoning: str | None = None
     top_logprobs: str | None = None
-    origin: Literal["paid", "shipped", "replayed"] = "paid"
+    origin: Literal["paid", "shipped", "replayed", "imported"] = "paid"
     served_model: str | None = None
     fingerprint: str | None = None
     backend_version: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from judgebench.engine import Event, Failure, Response
 from judgebench.request import Key, Request
@@ -24,6 +24,7 @@ class Replay:
     """Answers from `replies`, which is called at the first request: nothing is read before."""
 
     replies: Callable[[], Mapping[Key, Recorded]]
+    origin: Literal["replayed", "imported"] = "replayed"
 
     async def run(self, requests: AsyncIterable[Request]) -> AsyncGenerator[Event, None]:
         """See `judgebench.engine.Engine`."""
@@ -42,5 +43,5 @@ class Replay:
                     reply.output,
                     finish_reason=reply.finish_reason,
                     top_logprobs=reply.top_logprobs,
-                    origin="replayed",
+                    origin=self.origin,
                 )
