@@ -7,6 +7,7 @@ YAML. A verb's line is the first comment of `conf/VERB.yaml`, a choice's that of
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -47,7 +48,12 @@ def installed() -> str:
 
 def verbs(conf: Path) -> dict[str, str]:
     """Verbs and what they do in a line, in the order people meet them."""
-    first = ("run", "plan", "rank", "import", "export", "forget")
+    first = (
+        *("run", "plan", "rank"),
+        *("ls", "show", "query", "browse"),
+        *("forget", "refresh", "import", "export", "merge", "push", "fetch"),
+        *("verify", "repair", "compact"),
+    )
     names = sorted(
         (path.stem for path in conf.glob("*.yaml") if "_target_:" in path.read_text(encoding="utf-8")),
         key=lambda name: (first.index(name) if name in first else len(first), name),
@@ -130,9 +136,18 @@ def settings(conf: Path, verb: str) -> list[tuple[str, str, str]]:
 
 
 def positionals(conf: Path, verb: str) -> str | None:
-    """The setting that words without '=' are meant for: `runs`, where a root config has it."""
+    """The setting that words without '=' are meant for, where a root config has one of these."""
     text = (conf / f"{verb}.yaml").read_text(encoding="utf-8")
-    return "runs" if re.search(r"^runs:", text, re.MULTILINE) else None
+    found = re.search(r"^(runs|sources|keys|sql):", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def examples(conf: Path, verb: str) -> list[str]:
+    """The commands in the comment at the top of a root config."""
+    head = itertools.takewhile(
+        lambda line: line.startswith("#"), (conf / f"{verb}.yaml").read_text(encoding="utf-8").splitlines()
+    )
+    return [line.lstrip("# ") for line in head if line.startswith("#   judgebench ")]
 
 
 def overview(conf: Path) -> str:
@@ -170,23 +185,20 @@ def overview(conf: Path) -> str:
 def details(conf: Path, verb: str) -> str:
     """What `judgebench VERB --help` says."""
     mounted = defaults(conf, verb)
-    words = " [PATH …]" if positionals(conf, verb) else ""
+    positional = positionals(conf, verb)
+    words = f" [{positional.upper()} …]" if positional else ""
     lines = [
         f"judgebench {verb}: {verbs(conf).get(verb, '')}",
         "",
         f"usage: judgebench {verb}{words} [KEY=VALUE …] [-m]",
     ]
-    examples = [f"judgebench {verb}{' runs/*' if words else ''}"]
-    if "judge" in mounted:
-        examples += [
+    shown = examples(conf, verb) or [f"judgebench {verb}"]
+    if "judge" in mounted and len(shown) == 1:
+        shown += [
             f"judgebench {verb} candidate=CHOICE judge=CHOICE limit=20",
             f"judgebench {verb} -m judge=A,B",
         ]
-    elif verb == "forget":
-        examples += ["judgebench forget where.benchmark=NAME", "judgebench forget 'where.model_a=[A,B]'"]
-    else:
-        examples += [f"judgebench {verb} --cfg job"]
-    lines += ["", "Examples:", *(f"  {example}" for example in examples)]
+    lines += ["", "Examples:", *(f"  {example}" for example in shown)]
     if rows := settings(conf, verb):
         lines += ["", "Settings (KEY=VALUE):", *_table({f"{k}={v}" if v else k: note for k, v, note in rows})]
     if mounted:

@@ -556,7 +556,7 @@ def test_help(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "limit=null" in text
         assert "where answers are" in text
     assert main(["rank", "-h"], conf) == 0
-    assert "usage: judgebench rank [PATH …]" in capsys.readouterr().out
+    assert "usage: judgebench rank [RUNS …]" in capsys.readouterr().out
     assert main(["help", "forget"], conf) == 0
     assert "where." in capsys.readouterr().out
 
