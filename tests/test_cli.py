@@ -558,7 +558,7 @@ def test_help(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rank", "-h"], conf) == 0
     assert "usage: judgebench rank [RUNS …]" in capsys.readouterr().out
     assert main(["help", "forget"], conf) == 0
-    assert "where." in capsys.readouterr().out
+    assert "where={}" in capsys.readouterr().out
 
 
 def test_completion(conf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
