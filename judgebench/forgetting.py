@@ -15,6 +15,7 @@ from typing import Any
 from judgebench.errors import ConfigError, choices
 from judgebench.folder import COMPLETE, Job
 from judgebench.store.deletion import SCOPES, Condition, Match, condition, delete, find, mark
+from judgebench.store.deletion import roles as fitting
 from judgebench.store.layout import ROLES
 from judgebench.store.root import root_of
 
@@ -38,7 +39,7 @@ class _ByColumn:
             raise ConfigError(f"role: {choices(self.role, ROLES)}")
         self._check()
         root = root_of(self.store)
-        roles = [self.role] if self.role else self._roles()
+        roles = [self.role] if self.role else fitting(self.where)
         wanted = {role: condition(role, self.where) for role in roles}
         found = {role: list(find(root, role, wanted[role], self._scope())) for role in roles}
         self.result: dict[str, int] = dict.fromkeys(roles, 0)
@@ -59,20 +60,6 @@ class _ByColumn:
     def _check(self) -> None:
         if not isinstance(self.yes, bool):
             raise ConfigError(f"yes={self.yes!r}: true or false. Nothing was touched.")
-
-    def _roles(self) -> list[str]:
-        """The roles whose view has all the columns; a column of one role speaks of that role only."""
-        fitting = []
-        problem: ConfigError | None = None
-        for role in ROLES:
-            try:
-                condition(role, self.where)
-                fitting.append(role)
-            except ConfigError as error:
-                problem = error
-        if not fitting and problem is not None:
-            raise problem
-        return fitting
 
     def _sure(self) -> bool:
         if self.yes:

@@ -124,7 +124,7 @@ def write_parquet(
         DataError: a column is missing, unknown or twice there, or holds a value of another type or a null
             where none is allowed; the message names the column and the row.
     """
-    _name_and_version(schema.metadata, "The schema given to write_parquet")
+    name_and_version(schema.metadata, "The schema given to write_parquet")
     names = [field.name for field in schema]
     for name in frame.columns:
         if name not in names:
@@ -158,11 +158,11 @@ def read_parquet(path: str | os.PathLike[str], schema: pa.Schema | None = None) 
         table = pq.read_table(os.fspath(path))
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{os.fspath(path)} cannot be read as parquet: {error}") from None
-    name, version = _name_and_version(table.schema.metadata, os.fspath(path))
+    name, version = name_and_version(table.schema.metadata, os.fspath(path))
     if schema is not None:
-        wanted, known = _name_and_version(schema.metadata, "The schema given to read_parquet")
+        wanted, known = name_and_version(schema.metadata, "The schema given to read_parquet")
     elif name in _KNOWN:
-        wanted, known = _name_and_version(_KNOWN[name].metadata, name)
+        wanted, known = name_and_version(_KNOWN[name].metadata, name)
         schema = _KNOWN[name]
     else:
         raise DataError(f"{os.fspath(path)}: schema {choices(name, _KNOWN)} Pass its schema to read it.")
@@ -196,7 +196,8 @@ _NULLABLE = {
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _name_and_version(metadata: Mapping[bytes, bytes] | None, where: str) -> tuple[str, int]:
+def name_and_version(metadata: Mapping[bytes, bytes] | None, where: str) -> tuple[str, int]:
+    """Which schema a file's metadata say it has. Raises `DataError` where they say nothing."""
     name, _, version = (metadata or {}).get(SCHEMA_KEY, b"").decode().partition("/")
     if not version.isdecimal():
         raise DataError(f"{where} has no {SCHEMA_KEY.decode()} in its metadata: not a file of judgebench.")

@@ -75,6 +75,12 @@ def summary(path: Path) -> str:
     return ""
 
 
+def fact(path: Path, key: str) -> str | None:
+    """A top-level setting of a conf file that is plain text on one line, as it stands there."""
+    match = re.search(rf"^{key}:[ ]+([^#\n]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return match[1].strip().strip("'\"") if match else None
+
+
 def choices(conf: Path, group: str) -> dict[str, str]:
     """The choices of a group with a line each."""
     root = conf / group

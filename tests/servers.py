@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -41,7 +41,48 @@ class Fault:
 Plan = Callable[[int, dict[str, Any]], Fault | dict[str, Any] | None]
 
 
-class Server:
+class Loop:
+    """A server's thread, event loop and port; `routes` are the subclass's."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.port = port
+
+    def routes(self) -> list[web.RouteDef]:
+        raise NotImplementedError
+
+    async def listen(self) -> web.AppRunner:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_routes(self.routes())
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", self.port, backlog=2048)
+        await site.start()
+        assert site._server is not None
+        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        return runner
+
+    async def leave(self) -> None:
+        await self.runner.cleanup()
+        stalled = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in stalled:
+            task.cancel()
+        await asyncio.gather(*stalled, return_exceptions=True)
+
+    def __enter__(self) -> Self:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="server", daemon=True)
+        self.thread.start()
+        self.runner = asyncio.run_coroutine_threadsafe(self.listen(), self.loop).result(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.leave(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
+
+
+class Server(Loop):
     """A server on a thread of its own.
 
     Args:
@@ -58,10 +99,10 @@ class Server:
         labels: Sequence[str] = (),
         port: int = 0,
     ) -> None:
+        super().__init__(port)
         self.latency_s = latency_s
         self.plan = plan
         self.labels = labels
-        self.port = port
         self.bodies: list[dict[str, Any]] = []
         self.raw: list[bytes] = []
         self.headers: list[Mapping[str, str]] = []
@@ -109,40 +150,12 @@ class Server:
             {"count": self.count, "in_flight": self.in_flight, "most_in_flight": self.most_in_flight}
         )
 
-    # life
-
-    async def listen(self) -> web.AppRunner:
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/{route:.*}", self.answer)
-        app.router.add_get("/v1/models", self.models)
-        app.router.add_get("/stats", self.stats)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self.port, backlog=2048)
-        await site.start()
-        assert site._server is not None
-        self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-        return runner
-
-    async def leave(self) -> None:
-        await self.runner.cleanup()
-        stalled = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in stalled:
-            task.cancel()
-        await asyncio.gather(*stalled, return_exceptions=True)
-
-    def __enter__(self) -> Server:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, name="server", daemon=True)
-        self.thread.start()
-        self.runner = asyncio.run_coroutine_threadsafe(self.listen(), self.loop).result(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        asyncio.run_coroutine_threadsafe(self.leave(), self.loop).result(10)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
-        self.loop.close()
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/{route:.*}", self.answer),
+            web.get("/v1/models", self.models),
+            web.get("/stats", self.stats),
+        ]
 
 
 async def misbehave(request: web.Request, fault: Fault) -> web.StreamResponse:

@@ -44,6 +44,7 @@ class Benchmark:
         baseline: whom candidates are compared with unless the run names another.
         rows: how many instructions the whole set has; another number is refused.
         licence: as its publisher states it.
+        redistribute: whether its terms let one pass its texts on; null where they do not say. `push` asks.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Benchmark:
     baseline: str | None = None
     rows: int | None = None
     licence: str | None = None
+    redistribute: bool | None = None
 
     def load(self, data_dir: Path | None, *, limit: int | None = None, shard: str | None = None) -> Loaded:
         """Read, check, select: the ids of the whole file first, then shard, then the first `limit`.

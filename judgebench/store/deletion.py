@@ -86,6 +86,25 @@ def condition(role: str, where: Mapping[str, Any]) -> Condition:
     return Condition(" AND ".join(parts) or "1", values, on_attempts, settings)
 
 
+def roles(where: Mapping[str, Any]) -> list[str]:
+    """The roles whose view has all the columns; a column of one role speaks of that role only.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    fitting = []
+    problem: ConfigError | None = None
+    for role in layout.ROLES:
+        try:
+            condition(role, where)
+            fitting.append(role)
+        except ConfigError as error:
+            problem = error
+    if not fitting and problem is not None:
+        raise problem
+    return fitting
+
+
 def _flat(tree: Any, before: str = "") -> dict[str, Any]:
     if not isinstance(tree, Mapping):
         return {before: tree}

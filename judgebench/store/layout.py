@@ -62,15 +62,20 @@ def files_in(place: Path, role: str) -> list[Path]:
     return [main, *segments] if main.exists() else segments
 
 
+def metadata_text(descriptor: Descriptor) -> str:
+    """What `metadata.json` holds."""
+    content = {"descriptor_hash": descriptor.hash, "descriptor": json.loads(descriptor.text)}
+    return json.dumps(content, ensure_ascii=False, indent=2, sort_keys=True)
+
+
 def write_metadata(place: Path, descriptor: Descriptor) -> None:
     """Write `metadata.json` by temp and rename, once."""
     target = place / "metadata.json"
     if target.exists():
         return
-    content = {"descriptor_hash": descriptor.hash, "descriptor": json.loads(descriptor.text)}
     handle, temporary = tempfile.mkstemp(dir=place, prefix=".metadata-")
     with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(content, file, ensure_ascii=False, indent=2, sort_keys=True)
+        file.write(metadata_text(descriptor))
     os.chmod(temporary, 0o644)
     os.replace(temporary, target)
 
