@@ -6,6 +6,7 @@ state is left as it was: a notebook may have a session of its own. Not known her
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ _READ_ONLY = {"plan": "never", "rank": "asked"}
 
 @contextmanager
 def session(conf: Path, config_dir: Path | None) -> Iterator[Hydra]:
-    """A Hydra of our own; the caller's (a notebook's) global one comes back afterwards."""
+    """A Hydra of our own; the caller's (a notebook's) global one, and its logging, come back afterwards."""
     search = create_config_search_path(str(conf))
     if config_dir is not None:
         if not config_dir.is_dir():
@@ -52,11 +53,15 @@ def session(conf: Path, config_dir: Path | None) -> Iterator[Hydra]:
         search.prepend(provider="command-line", path=f"file://{config_dir.resolve()}", anchor=anchor)
     base = version.VersionBase.instance()
     kept = GlobalHydra.instance().hydra, HydraConfig.instance().cfg, base.version_base
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
     GlobalHydra.instance().clear()
     try:
         version.setbase("1.3")
         yield Hydra.create_main_hydra2("judgebench", search)
     finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
         GlobalHydra.instance().hydra, HydraConfig.instance().cfg, base.version_base = kept
 
 

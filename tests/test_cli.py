@@ -532,7 +532,9 @@ def test_hydras_flags(conf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.startswith("# @package judge")
     assert main(["run", "--cfg", "job", "candidat.name=x"], conf) == 1
     assert "Did you mean 'candidate'" in said(capsys)
+    handlers, level = list(logging.getLogger().handlers), logging.getLogger().level
     assert main(["run", "--info", "defaults-tree", "judge=vendor/large"], conf) == 0
+    assert (logging.getLogger().handlers, logging.getLogger().level) == (handlers, level)
     assert "model@judge" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
