@@ -29,7 +29,8 @@ format: $(VENV)/.dev ## let ruff mend what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.dev ## speed, beside raw clients measured in the same run
+bench: $(VENV)/.dev ## the heavy checks, then speed beside raw clients measured in the same run
+	@JUDGEBENCH_HEAVY=1 $(BIN)/python -m pytest -q tests/test_kill.py tests/test_store.py
 	@$(BIN)/python -m tests.bench
 
 clean: ## remove the environment and what tools left

@@ -181,6 +181,33 @@ def test_a_kill_loses_what_was_in_flight_and_nothing_else(tmp_path):
     assert lost_by_any, "and within it, not after it"
 
 
+def test_two_runs_started_together_buy_each_answer_once(tmp_path):
+    """And where one is killed, the other takes over what it had claimed, at once."""
+    spawner.set_forkserver_preload(["judgebench.verbs", "judgebench.dispatch", "aiohttp", "servers"])
+    server_trace = tmp_path / "server.txt"
+    with serving(server_trace) as url:
+        finish(start(url, tmp_path / "store", tmp_path / "whole", tmp_path / "whole.txt"))
+        expected, total = bytes_of(tmp_path / "whole"), calls(url)
+        for killed in (False, True):
+            store, before = tmp_path / f"store-{killed}", calls(url)
+            outs = [tmp_path / f"out-{killed}-{number}" for number in range(2)]
+            processes = [start(url, store, out, tmp_path / f"{out.name}.txt") for out in outs]
+            if killed:
+                while calls(url) - before < total // 3:
+                    time.sleep(0.001)
+                os.kill(processes[0].pid, signal.SIGKILL)
+                processes.pop(0).join(20)
+                outs.pop(0)
+            for process in processes:
+                finish(process)
+            asked = [line[0] for line in notes(server_trace)[before:]]
+            assert len(set(asked)) == total
+            # What the killed one had in flight is asked again, and nothing else.
+            assert len(asked) - total <= (3 * IN_FLIGHT if killed else 0)
+            assert all(bytes_of(out) == expected for out in outs)
+            shutil.rmtree(store)
+
+
 def lost_at_most_what_was_open(lost, kept, trace):
     """By the client's own trace: in flight, or come in since the last commit."""
     asked = {key for _, what, key in trace if what == "asked"}
