@@ -26,6 +26,15 @@ from judgebench.verdict import VERDICT_SCHEMA, verdict_frame, verdict_key
 
 READ_CHUNK = 2048
 
+# What is known of a judgement before it is asked, in the order of `_append`; a reply fills the others.
+_KNOWN = (
+    *Subject._fields,
+    *("verdict_key", "judge", "cluster_id", "category", "language", "candidate", "baseline"),
+    *("candidate_sample", "sample", "reader", "judge_descriptor", "input_hash"),
+    *("candidate_chars", "baseline_chars", "candidate_truncated"),
+)
+_LATER = tuple(name for name in VERDICT_SCHEMA if name not in _KNOWN)
+
 
 class Side(Protocol_):
     """One model's answers: `judgebench.answers.Answers`, or what a data frame holds."""
@@ -85,7 +94,7 @@ class Judgements:
         data_dir: Path | None,
     ) -> None:
         self.protocol, self.matches, self.order_seed = protocol, matches, order_seed
-        self._refuse = protocol.refuse
+        self._refuse, self._version = protocol.refuse, protocol.reader.version
         self._same = (protocol, judges, matches, order_seed, data_dir)
         self.seats = [
             _Seat(
@@ -114,8 +123,8 @@ class Judgements:
 
     def requests(self) -> Iterator[Request]:
         """Render every judgement. Rows that need no call (rules, missing answers) are settled here."""
-        for name in self.columns:
-            self.columns[name] = []
+        self.columns |= {name: [] for name in self.columns}
+        self._appends = [self.columns[name].append for name in _KNOWN]
         # Instruction by instruction over all matches: prompts that begin alike follow each other, and
         # a provider or a local engine computes their common part once.
         items = dict.fromkeys(item for match in self.matches for item in match.candidate.by_item)
@@ -125,6 +134,7 @@ class Judgements:
                     other = match.baseline.by_item[item][0] if match.baseline else None
                     for seat in self.seats:
                         yield from self._of(match, talk, other, seat)
+        self._level()
 
     def _of(
         self, match: Match, talk: Conversation, other: Conversation | None, seat: _Seat
@@ -202,28 +212,29 @@ class Judgements:
     ) -> None:
         item = talk.instruction
         key = request.subject_key if request else subject.key("", sample)
-        row = {
-            **dict(zip(Subject._fields, subject, strict=True)),
-            "verdict_key": verdict_key(seat.descriptor.hash, key),
-            "judge": seat.name,
-            "cluster_id": item.cluster_id,
-            "category": item.category,
-            "language": item.language,
-            "candidate": match.candidate.label,
-            "baseline": match.baseline.label if match.baseline else None,
-            "candidate_sample": talk.sample,
-            "sample": sample,
-            "reader": self.protocol.reader.version,
-            "judge_descriptor": seat.descriptor.hash,
-            "input_hash": request.input_hash if request else None,
-            "candidate_chars": talk.chars,
-            "baseline_chars": other.chars if other else 0,
-            "candidate_truncated": talk.truncated,
-        }
-        for name, column in self.columns.items():
-            column.append(row.get(name))
+        known = (
+            *subject,
+            verdict_key(seat.descriptor.hash, key),
+            seat.name,
+            item.cluster_id,
+            item.category,
+            item.language,
+            match.candidate.label,
+            match.baseline.label if match.baseline else None,
+            talk.sample,
+            sample,
+            self._version,
+            seat.descriptor.hash,
+            request.input_hash if request else None,
+            talk.chars,
+            other.chars if other else 0,
+            talk.truncated,
+        )
+        for append, value in zip(self._appends, known, strict=True):
+            append(value)
 
     def _settle(self, tag: int, **facts: Any) -> None:
+        self._level()
         for name, value in facts.items():
             self.columns[name][tag] = value
 
@@ -239,7 +250,14 @@ class Judgements:
         if len(self._replies) >= READ_CHUNK:
             self._read()
 
+    def _level(self) -> None:
+        """Make the columns that only a reply fills as long as the others."""
+        for name in _LATER:
+            column = self.columns[name]
+            column.extend([None] * (self.size - len(column)))
+
     def _read(self) -> None:
+        self._level()
         if not self._replies:
             return
         tags = [tag for tag, _ in self._replies]

@@ -71,8 +71,12 @@ class Text:
         if self.official:
             return _MARK.sub(lambda mark: self._official(mark, values), self.source)
         try:
-            compiled, constant = _compiled(self.source)
-            return str(compiled.render(values)) if constant is None else constant
+            compiled, given, constant = _compiled(self.source)
+            if constant is not None:
+                return constant
+            # What `compiled.render` does, without its copy of the environment's names for each item.
+            context = compiled.new_context({**given, **values}, shared=True)
+            return "".join(compiled.root_render_func(context))
         except Exception as error:  # the sandbox raises whatever the template does
             problem = " ".join(f"{type(error).__name__}: {error}".split())
             start = self.source[:100]
@@ -90,10 +94,10 @@ class Text:
 
 
 @lru_cache(maxsize=256)
-def _compiled(source: str) -> tuple[Any, str | None]:
-    """The template; and its text where it shows no field, as most system messages."""
+def _compiled(source: str) -> tuple[Any, dict[str, Any], str | None]:
+    """The template, what every template knows, and its text where it shows no field (system messages)."""
     compiled = _environment().from_string(source)
-    return compiled, None if Text(source).uses else str(compiled.render())
+    return compiled, dict(compiled.globals), None if Text(source).uses else str(compiled.render())
 
 
 @dataclass(frozen=True)

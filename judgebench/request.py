@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from json.encoder import encode_basestring as _quoted  # in C where there is C; raw UTF-8
 from typing import Any, NamedTuple
 
 from judgebench.errors import ConfigError
@@ -53,7 +54,10 @@ def clean(text: str) -> str:
 
 # Made once: `json.dumps` makes a new encoder for each call that is not all defaults.
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-_IN_ORDER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+
+
+def _atom(value: str | int | None) -> str:
+    return "null" if value is None else _quoted(value) if isinstance(value, str) else str(value)
 
 
 def canonical(value: Any) -> str:
@@ -75,7 +79,13 @@ def digest(text: str) -> str:
 
 def messages_input(messages: Sequence[Mapping[str, str]]) -> str:
     """Canonical input of a chat model."""
-    return canonical({"messages": list(messages)})
+    parts = []
+    for message in messages:
+        if message.keys() != {"content", "role"} or not all(type(v) is str for v in message.values()):
+            return canonical({"messages": list(messages)})
+        # The same text as the encoder's, in a third of its time: a run of hits renders every message.
+        parts.append(f'{{"content":{_quoted(message["content"])},"role":{_quoted(message["role"])}}}')
+    return clean(f'{{"messages":[{",".join(parts)}]}}')
 
 
 def prompt_input(prompt: str) -> str:
@@ -227,7 +237,7 @@ class Subject(NamedTuple):
 
     def key(self, input_hash: str, sample: int) -> str:
         """32 hex digits over all columns, the input key and the sample."""
-        text = _IN_ORDER.encode([*self, input_hash, sample])
+        text = f"[{','.join([*map(_atom, self), _quoted(input_hash), str(sample)])}]"
         return hashlib.sha256(clean(text).encode("utf-8")).hexdigest()[:32]
 
 
