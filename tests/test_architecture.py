@@ -55,6 +55,8 @@ LIBRARIES_OF_PURE = {"numpy", "pandas", "scipy", "pyarrow", "rich", "judgebench"
 
 VENDORS = {
     "litellm": {"engine/litellm.py"},
+    "datasette": {"browsing.py"},
+    "uvicorn": {"browsing.py"},
     "xllamacpp": {"engine/llamacpp.py"},
     "aiohttp": {"engine/openai.py", "engine/litellm.py"},
     "openai": {"engine/litellm.py"},
