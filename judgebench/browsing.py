@@ -114,6 +114,7 @@ def _listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
+        listener.listen()  # before the address is told: whoever comes early waits
     except (OSError, OverflowError, TypeError) as error:
         listener.close()
         raise ConfigError(
