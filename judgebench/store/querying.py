@@ -26,6 +26,7 @@ from judgebench.store.looking import Source, each
 # Beside the two roles' views. Each also has who answered, and `key` where it has an input key.
 TABLES = ("responses", "subjects", "attempts", "superseded", "tombstones")
 _LAZY = ("input_text", "output", "reasoning", "top_logprobs")
+_DESCRIPTOR = "descriptor"  # one text for all rows of a file: not copied to each
 _FILES_OPEN = 32  # for fetching; a file in WAL mode holds three descriptors
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", float: "REAL"}
 _READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
@@ -72,7 +73,8 @@ def query(root: Path, sql: str, role: str | None = None) -> Rows:
         with closing(fetch):
             for table, read in needed.items():
                 _gather(db, root, table, table if table in ROLES else str(of_tables), read, fetch, problems)
-            db.create_function("_fetch", 4, fetch, deterministic=False)
+            db.create_function("_fetch", 4, fetch)
+            db.create_function("_descriptor", 1, fetch.descriptor)
             db.execute("PRAGMA query_only=ON")
             _only_reads(db, [])
             try:
@@ -163,7 +165,7 @@ def _gather(
     """Make `table`: a view over the copied columns, in which the wide ones are fetched."""
     known = columns(table, role)
     lazy = [n for n in known if n in read and n in _LAZY and table in (*ROLES, "responses")]
-    copied = [n for n in known if n in read and n not in lazy]
+    copied = [n for n in known if n in read and n not in lazy and n != _DESCRIPTOR]
     held = copied + [n for n in ("input_hash", "sample") if lazy and n not in copied]
     typed = "".join(f", {n} {_SQL_TYPES[known[n]]}" for n in held)
     db.execute(f"CREATE TABLE _{table} (_file INTEGER{typed})")
@@ -174,10 +176,8 @@ def _gather(
             "provider": source.descriptor.provider,
             schema.ANSWERED_BY[role]: source.descriptor.model,
             "descriptor_hash": source.descriptor.hash,
-            "descriptor": source.descriptor.text,
         }
-        number = fetch.number(source.path) if lazy else 0
-        given: list[Any] = [number]
+        given: list[Any] = [fetch.number(source)]
         parts = ["?"]
         for name in held:
             if name in who:
@@ -204,6 +204,8 @@ def _gather(
         if name in held
         else f"_fetch('{name}', _file, input_hash, sample) AS {name}"
         if name in lazy
+        else f"_descriptor(_file) AS {name}"
+        if name == _DESCRIPTOR
         else f"NULL AS {name}"  # nobody reads it; `*` and NATURAL JOIN keep their meaning
         for name in known
     ]
@@ -211,17 +213,26 @@ def _gather(
 
 
 class _Fetch:
-    """Wide values by key, from the files that hold them. What cannot be read is null, and told."""
+    """Values that are not copied: descriptors, and wide ones by key from the files that hold them.
+
+    What cannot be read is null, and told among the problems.
+    """
 
     def __init__(self, problems: list[str]) -> None:
         self._problems = problems
         self._paths: list[Path] = []
+        self._descriptors: list[str] = []
         self._open: OrderedDict[int, sqlite3.Connection | None] = OrderedDict()
 
-    def number(self, path: Path) -> int:
+    def number(self, source: Source) -> int:
         """The number of a file, to be given to a call."""
-        self._paths.append(path)
+        self._paths.append(source.path)
+        self._descriptors.append(source.descriptor.text)
         return len(self._paths) - 1
+
+    def descriptor(self, number: int) -> str:
+        """The descriptor of a file's answers, as canonical JSON."""
+        return self._descriptors[number]
 
     def __call__(self, column: str, number: int, input_hash: str, sample: int) -> Any:
         try:
