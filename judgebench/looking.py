@@ -66,6 +66,17 @@ def role_of(role: str | None) -> str | None:
     return role
 
 
+def checked_limit(limit: int | None) -> int | None:
+    """A number of rows, checked.
+
+    Raises:
+        ConfigError: no whole number from 1.
+    """
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ConfigError(f"limit={limit!r}: a whole number from 1, or null.")
+    return limit
+
+
 def save(frame: pd.DataFrame, output: str, kinds: Sequence[str]) -> Path:
     """Write a frame as the file's ending says, whole or not at all.
 
@@ -268,6 +279,7 @@ class Query:
                 "Which rows? Give one SELECT, quoted: judgebench query 'SELECT judge, count(*) FROM "
                 "judgements GROUP BY 1'."
             )
+        limit = checked_limit(self.limit)
         found = query(root_of(self.store), sql, role_of(self.role))
         self.result = frame(found)
         shown = console()
@@ -275,7 +287,7 @@ class Query:
             path = save(self.result, self.output, ("parquet", "csv", "jsonl"))
             shown.print(Text(f"{len(found.rows):,} rows in {literal(str(path))}"), soft_wrap=True)
         else:
-            _print_rows(shown, found, self.limit)
+            _print_rows(shown, found, limit)
         return tell(found.problems)
 
 

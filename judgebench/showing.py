@@ -19,7 +19,7 @@ from rich.text import Text
 
 from judgebench.errors import ConfigError
 from judgebench.folder import Job
-from judgebench.looking import console, role_of, settings, tell
+from judgebench.looking import checked_limit, console, role_of, settings, tell
 from judgebench.report import literal
 from judgebench.store.layout import ROLES
 from judgebench.store.looking import Found, conditions, detail, locate, select
@@ -53,12 +53,10 @@ class Show:
                 "(where.instruction_id=…), not both. Keys are listed by judgebench query 'SELECT key, output "
                 "FROM judgements'."
             )
-        if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 1):
-            raise ConfigError(f"limit={self.limit!r}: a whole number from 1.")
         root, role = root_of(self.store), role_of(self.role)
         problems: list[str] = []
         if self.where:
-            places = select(root, conditions(role, self.where), self.limit, problems)
+            places = select(root, conditions(role, self.where), checked_limit(self.limit), problems)
         else:
             places = [locate(root, [role] if role else ROLES, str(key), problems) for key in self.keys]
         self.result = [detail(root, place, problems) for place in places]

@@ -374,6 +374,8 @@ def test_query_from_the_command_line(root, capsys, tmp_path):
     assert "── 1 ──" in told(capsys, root, "query", "SELECT * FROM completions", "limit=1")
     assert main(["query", f"store.root={root}"]) == 1
     assert "Give one SELECT" in capsys.readouterr().err
+    assert main(["query", sql, "limit=few", f"store.root={root}"]) == 1
+    assert "limit='few'" in capsys.readouterr().err
     assert main(["query", "SELECT turn, turn FROM judgements", f"output={path}", f"store.root={root}"]) == 1
     assert "twice" in capsys.readouterr().err
 
