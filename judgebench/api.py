@@ -23,12 +23,15 @@ from judgebench.cli import invoke
 from judgebench.engine import Engine
 from judgebench.errors import ConfigError, DataError, choices
 from judgebench.judgements import Judgements, Match
+from judgebench.looking import frame as frame_of
+from judgebench.looking import tell
 from judgebench.model import Model
 from judgebench.progress import watch
 from judgebench.protocol import Protocol
 from judgebench.request import Request, clean, digest
 from judgebench.stage import fill
-from judgebench.store import RoleRoot, default_root
+from judgebench.store import RoleRoot, default_root, querying
+from judgebench.store.root import root_of
 from judgebench.tally import Tally
 from judgebench.usage import conf_dir
 from judgebench.verbs import Result
@@ -136,6 +139,27 @@ def run(overrides: Sequence[str] = ()) -> Result:
     result = invoke("run", list(overrides)).result
     assert isinstance(result, Result)
     return result
+
+
+def query(sql: str, *, role: str | None = None, root: str | Path | None = None) -> pd.DataFrame:
+    """One SELECT over everything stored; see docs/store.md. Reads only.
+
+    Args:
+        sql: over the views `completions` and `judgements`, and the tables `responses`, `subjects`,
+            `attempts`, `superseded`, `tombstones` of a role.
+        role: whose tables; default: that of the view in the query.
+        root: the store root; default `$JUDGEBENCH_STORE` or the user's data folder.
+
+    Returns:
+        The rows, columns as the query names them. A file that cannot be read is left out, and a
+        warning of the logger `judgebench` names it.
+
+    Raises:
+        ConfigError: wrong SQL, or SQL that would write.
+    """
+    found = querying.query(root_of({"root": root}), sql, role)
+    tell(found.problems)
+    return frame_of(found)
 
 
 def _conf(group: str, name: str, kind: type) -> Any:

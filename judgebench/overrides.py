@@ -22,7 +22,7 @@ ROLES = ("candidate", "baseline", "judge")
 # Settings whose value is text, whatever it looks like. Nearly every override that is misread is one of these.
 _TEXT = re.compile(
     r"(?:.+\.)?(?:name|label|weights|revision|version|pin|tag|base_url|endpoint_id|api_key_env)"
-    r"|output_dir|data_dir|store\.root|(?:benchmark|source)\.path|path|repo|run|benchmark\.(?:answers|labels|baseline)|(?:.+\.)?url|where\..+"
+    r"|output|output_dir|data_dir|store\.root|(?:benchmark|source)\.path|path|repo|run|benchmark\.(?:answers|labels|baseline)|(?:.+\.)?url|where\..+"
     r"|(?:.+\.)?(?:columns|orientations)\..+|source\.where\..+"
 )
 # Mappings with keys of the user's own, which Hydra takes only behind a +.
@@ -91,7 +91,8 @@ def prepare(
     paths: list[str] = []
     for word in words:
         parsed = parse(word)
-        bare = parsed.value is None and not parsed.prefix
+        # A key has no spaces: what has some before its first '=' is text, as a query is.
+        bare = not parsed.prefix and (parsed.value is None or bool(positionals and " " in parsed.key))
         if positionals and (bare or (not parsed.prefix and exists(word))):
             paths.append(word)
         elif bare:

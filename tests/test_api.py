@@ -102,7 +102,7 @@ def test_unknown_names_tell_the_choices(judge):
 
 
 def test_importing_the_package_is_light_and_names_are_there():
-    assert set(judgebench.__all__) == {"__version__", "judge", "rank", "run"}
+    assert set(judgebench.__all__) == {"__version__", "judge", "query", "rank", "run"}
     with pytest.raises(AttributeError, match="nothing"):
         judgebench.nothing  # noqa: B018
 

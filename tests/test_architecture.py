@@ -28,8 +28,8 @@ LAYERS = [
     {"overrides", "usage"},
     {"bundle", "card", "folder", "hints", "leaks"},
     {"shipment"},
-    {"caring", "combine", "exporting", "forgetting", "imported", "planning", "sharing"},
-    {"importing"},
+    {"caring", "combine", "exporting", "forgetting", "imported", "looking", "planning", "sharing"},
+    {"browsing", "importing", "showing"},
     {"verbs"},
     {"compose", "hydra_errors"},
     {"sweep"},
@@ -55,6 +55,8 @@ LIBRARIES_OF_PURE = {"numpy", "pandas", "scipy", "pyarrow", "rich", "judgebench"
 
 VENDORS = {
     "litellm": {"engine/litellm.py"},
+    "datasette": {"browsing.py"},
+    "uvicorn": {"browsing.py"},
     "xllamacpp": {"engine/llamacpp.py"},
     "aiohttp": {"engine/openai.py", "engine/litellm.py"},
     "openai": {"engine/litellm.py"},
