@@ -133,7 +133,8 @@ class LabelLogprobs(Reader):
     """The expected preference under the judge's own probabilities of the labels, at the verdict's position.
 
     preference = sum(p_label * number) / sum(p_label), over the tokens that are labels. The sampled token
-    counts even outside the top k; a label that is not listed has probability 0.
+    counts even outside the top k; a label that is not listed, or without a number, has probability 0. The
+    sampled token cannot have that one: where it is a label without a number, there is no verdict.
 
     Args:
         labels: label -> preference in [0, 1].
@@ -151,7 +152,7 @@ class LabelLogprobs(Reader):
     exact: bool = False
     missing: str = "zero"
     position: str = "first"
-    version: ClassVar[str] = "label_logprobs/1"
+    version: ClassVar[str] = "label_logprobs/2"
     needs: ClassVar[frozenset[str]] = frozenset({"top_logprobs"})
     _words: LastLabel = field(init=False, repr=False, compare=False)
 
@@ -181,11 +182,19 @@ class LabelLogprobs(Reader):
         wanted = {before + label + after: label for label in self.labels}
         if not self.exact:
             wanted = {written.strip(): label for written, label in wanted.items()}
+
+        def label_of(token: str) -> str | None:
+            return wanted.get(token if self.exact else token.strip())
+
         logprobs: dict[str, list[float]] = {}
-        for token, logprob in _alternatives(position).items():
-            label = wanted.get(token if self.exact else token.strip())
+        alternatives = _alternatives(position)
+        for token, logprob in alternatives.items():
+            label = label_of(token)
             if label is not None:
                 logprobs.setdefault(label, []).append(logprob)
+        sampled = position.get("token")
+        if isinstance(sampled, str) and sampled not in alternatives and label_of(sampled) is not None:
+            return Reading(reason="no_label_in_logprobs")
         if not logprobs or (self.missing == "unread" and len(logprobs) < len(self.labels)):
             return Reading(reason="no_label_in_logprobs")
         # Relative to the likeliest one, so that labels of probability 1e-400 still compare.
@@ -330,19 +339,27 @@ def _positions(top_logprobs: object) -> list[dict[str, Any]]:
     return positions if is_list else []
 
 
+_NEVER = -9999.0  # vLLM's word for minus infinity; others take null or what their floats hold
+_ROUNDING = 0.1  # half-precision sums give log probabilities just above 0
+
+
 def _alternatives(position: dict[str, Any]) -> dict[str, float]:
-    """Token -> log probability at a position: the sampled token and the top ones, unknown ones left out."""
+    """Token -> log probability at a position: the sampled token and the top ones, unknown ones left out.
+
+    Empty where a number is so far above 0 that none of them can be a log probability.
+    """
     listed = position.get("top_logprobs")
     found: dict[str, float] = {}
     for entry in [position, *listed] if isinstance(listed, list) else [position]:
         if not isinstance(entry, dict):
             continue
         token, logprob = entry.get("token"), entry.get("logprob")
-        if not isinstance(token, str) or not isinstance(logprob, (int, float)):
+        if not isinstance(token, str) or isinstance(logprob, bool) or not isinstance(logprob, (int, float)):
             continue
-        # Rounding gives log probabilities just above 0. Servers write minus infinity in several ways.
-        if -1e9 < logprob < 0.01:
-            found[token] = max(float(logprob), found.get(token, -math.inf))
+        if logprob > _ROUNDING:
+            return {}
+        if logprob > _NEVER:
+            found[token] = max(min(float(logprob), 0.0), found.get(token, -math.inf))
     return found
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from judgebench.engine import Attempt, Delta, Engine, Failure, Response
 from judgebench.engine.faults import fault_of
 from judgebench.engine.flow import Policy
 from judgebench.engine.litellm import LiteLLM
-from judgebench.engine.openai import OpenAI
+from judgebench.engine.openai import OpenAI, Remote
 from judgebench.engine.replay import Recorded, Replay
 from judgebench.engine.wire import response_of, settings_body
 from judgebench.errors import ConfigError, EngineError
@@ -253,6 +253,35 @@ def test_law_6_one_bad_request_fails_alone(case: Case) -> None:
         assert "strange role" in failures[0].detail
         assert len(ends(events)) == 6
         assert tries(events) == []
+
+
+ODD_REPLIES: dict[str, Any] = {
+    "a number": {"choices": [{"message": {"content": 5}}]},
+    "an object": {"choices": [{"message": {"content": {"x": 1}}}]},
+    "true": {"choices": [{"message": {"content": True}}]},
+    "a list of texts": {"choices": [{"message": {"content": ["A"]}}]},
+    "a part that is no text": {"choices": [{"message": {"content": [{"type": "text", "text": 5}]}}]},
+    "a number as text": {"choices": [{"text": 5}]},
+    "a refusal that is no text": {"choices": [{"message": {"content": None, "refusal": {"a": 1}}}]},
+}
+
+
+@asking
+@pytest.mark.parametrize("odd", ODD_REPLIES.values(), ids=ODD_REPLIES)
+def test_law_6_an_odd_reply_fails_its_row_alone(case: Case, odd: Any) -> None:
+    def plan(number: int, body: dict[str, Any]) -> Any:
+        return odd if body["messages"][0]["content"] == "3" else None
+
+    with serving(plan=plan) as server:
+        engine = case.make(server)
+        if isinstance(engine, Remote):
+            engine = replace(engine, max_attempts=2)
+        events = collect(engine, [ask(server, str(number)) for number in range(6)])
+    failures = [event for event in events if isinstance(event, Failure)]
+    assert [failure.reason for failure in failures] == ["malformed"]
+    assert failures[0].detail
+    assert "Traceback" not in failures[0].detail
+    assert len(ends(events)) == 6
 
 
 @asking

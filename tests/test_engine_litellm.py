@@ -101,6 +101,7 @@ FAULTS: list[tuple[Fault, str, int]] = [
     (Fault(503, {"error": {"message": "x"}}), "server", 3),
     (Fault(kind="drop"), "server", 3),
     (Fault(200, "<html>"), "malformed", 3),
+    (Fault(200, '{"a":' * 100_000), "malformed", 3),
     (Fault(kind="stall"), "timeout", 2),
     (
         Fault(400, {"error": {"code": "context_length_exceeded", "message": "maximum context length is 9"}}),
@@ -161,7 +162,50 @@ def test_a_server_that_is_down_is_named(provider: str) -> None:
         url = server.url
     with pytest.raises(EngineError, match=url) as raised:
         collect(QUICK, [request(url=url, provider=provider)])
-    assert "Start the server" in str(raised.value)
+    assert "cannot be reached: connection refused. Start the server" in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # as `load` has it
+@pytest.mark.parametrize("provider", ["openai", "vllm"])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"model": {"x": 1}},
+        {"model": "m\ud800"},
+        {"usage": {"prompt_tokens": 10**30, "completion_tokens": 1}},
+        {"usage": {"prompt_tokens": "12", "completion_tokens": "3"}},
+        {"usage": {"prompt_tokens": 5, "prompt_tokens_details": [1]}},
+        {"system_fingerprint": ["x"]},
+        {"choices": [{"message": {"content": 5}}]},
+        {"choices": [{"message": {"content": [{"type": "text", "text": "A"}]}}]},
+        {"choices": [{"message": {"content": "A", "reasoning_content": {"a": 1}}}]},
+        {"choices": [{"message": {"content": "A"}, "logprobs": [1], "finish_reason": {"a": 1}}]},
+        {"choices": [{"message": "A"}]},
+        {"choices": [{"text": 5}]},
+        {"choices": [{"text": "A"}]},
+        {"choices": {"0": 1}},
+    ],
+)
+def test_an_odd_field_costs_no_more_than_with_openai(odd: dict[str, Any], provider: str) -> None:
+    """A field that litellm cannot translate may be one that is not needed."""
+    reply = {"choices": [{"message": {"content": "A"}, "finish_reason": "stop"}], **odd}
+    with serving(plan=lambda number, body: reply) as server:
+        one = request(url=server.url, provider=provider, price=(1.0, 2.0))
+        ours, theirs = (row(collect(engine, [one])[-1]) for engine in BOTH)
+    assert ours == theirs
+
+
+def test_a_key_is_hidden_before_the_text_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "sk-secret-1")
+    for fault in (
+        Fault(400, {"error": {"message": "x" * 493 + "sk-secret-1"}}),
+        Fault(200, {"choices": [{"message": {"content": None, "refusal": "no, sk-secret-1"}}]}),
+    ):
+        with serving(plan=lambda number, body, fault=fault: fault) as server:
+            (event,) = collect(QUICK, [request(url=server.url, key="SOME_KEY")])
+        assert isinstance(event, Failure)
+        assert "sk-sec" not in f"{event.detail} {event.output}"
+        assert "***" in f"{event.detail} {event.output}"
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,18 @@ import math
 import os
 import subprocess
 import sys
+from base64 import b64decode
 from typing import Any
 
 import pytest
 from fakes import collect, ends, request, tries
+from hypothesis import given
+from hypothesis import strategies as st
 from servers import Fault, Server, serving
 
-from judgebench.engine import Failure, Response, Usage
+from judgebench.engine import Failure, Response, Usage, faults
 from judgebench.engine.openai import BASES, OpenAI, base_url, window
-from judgebench.engine.wire import usage_of
+from judgebench.engine.wire import response_of, usage_of
 from judgebench.errors import ConfigError, EngineError
 from judgebench.request import Request, digest
 
@@ -162,17 +165,51 @@ def test_a_missing_key_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
         Fault(400, {"error": {"message": "header was Bearer sk-secret-1"}}),
         Fault(500, "crash: sk-secret-1"),
         Fault(200, "<html>sk-secret-1</html>"),
+        Fault(401, {"error": {"message": "x" * 493 + "sk-secret-1"}}),
+        Fault(400, {"error": {"message": "x" * 493 + "sk-secret-1"}}),
+        Fault(404, {"error": {"message": "x" * 293 + "sk-secret-1"}}),
+        Fault(200, "y" * 193 + "sk-secret-1"),
+        Fault(302, "", {"Location": "http://sk-secret-1.example/v1?k=sk-secret-1"}),
+        Fault(200, {"choices": [{"message": {"content": None, "refusal": "no, sk-secret-1"}}]}),
     ],
 )
 def test_a_key_that_a_server_echoes_goes_nowhere(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does half of it, where the text is cut."""
     monkeypatch.setenv("SOME_KEY", "sk-secret-1")
     with serving(plan=lambda number, body: fault) as server:
-        try:
-            shown = repr(collect(QUICK, [request(url=server.url, key="SOME_KEY")]))
-        except EngineError as error:
-            shown = f"{error!r} {error.__cause__!r} {error.__context__!r}"
-    assert "***" in shown
-    assert "sk-secret-1" not in shown
+        told = told_by(request(url=server.url, key="SOME_KEY"))
+    assert "***" in told
+    assert "sk-sec" not in told
+
+
+def told_by(one: Request) -> str:
+    """All that reaches people, logs or the store."""
+    try:
+        return repr([{name: getattr(event, name) for name in TOLD if hasattr(event, name)}
+                     for event in collect(QUICK, [one])])  # fmt: skip
+    except EngineError as error:
+        return f"{error!r} {error.__cause__!r} {error.__context__!r}"
+
+
+TOLD = "detail output reasoning top_logprobs served_model fingerprint finish_reason".split()
+
+
+@pytest.mark.parametrize("sent", ["p%40ss%2Fword", "p@ssword"])
+def test_the_password_of_a_base_url_is_a_key_too(sent: str) -> None:
+    def plan(number: int, body: dict[str, Any]) -> Fault:
+        basic = server.headers[-1]["Authorization"].removeprefix("Basic ")
+        return Fault(400, {"error": {"message": f"{basic} is {b64decode(basic).decode()} or {sent}"}})
+
+    with serving(plan=plan) as server:
+        url = server.url.replace("//", f"//user:{sent}@")
+        told = told_by(request(url=url))
+    assert "400 *** is user:*** or ***" in told
+
+
+def test_a_key_in_an_answer_is_hidden_but_what_may_be_a_word_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, output in (("sk-" + "1234567890" * 4, "you sent ***"), ("EMPTY", "you sent EMPTY")):
+        monkeypatch.setenv("SOME_KEY", key)
+        assert read(chat({"content": f"you sent {key}"}), key="SOME_KEY").output == output
 
 
 # what is read
@@ -337,6 +374,122 @@ def test_cost_follows_the_price_and_is_unknown_without() -> None:
     assert read(chat({"content": "A"}), price=(2.0, 8.0)).cost_usd is None
 
 
+USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("odd", "usage"),
+    [
+        ({"model": {"x": 1}, "system_fingerprint": ["x"]}, Usage(10, None, 2)),
+        ({"model": ["m"], "system_fingerprint": 5}, Usage(10, None, 2)),
+        ({"usage": {**USAGE, "prompt_tokens": 10**30}}, Usage(None, None, 2)),
+        ({"usage": {**USAGE, "prompt_tokens": "10"}}, Usage(None, None, 2)),
+        ({"usage": {**USAGE, "prompt_tokens": -1, "completion_tokens": True}}, Usage()),
+        ({"usage": {**USAGE, "prompt_tokens": 10.0, "completion_tokens": 2.5}}, Usage(10)),
+        ({"usage": {"prompt_tokens": {}, "completion_tokens": {"a": 1}}}, Usage()),
+        ({"usage": {**USAGE, "prompt_tokens_details": [1]}}, Usage(10, None, 2)),
+        ({"usage": {**USAGE, "completion_tokens_details": {"reasoning_tokens": [1]}}}, Usage(10, None, 2)),
+        ({"usage": [USAGE]}, Usage()),
+        ({"usage": "12"}, Usage()),
+    ],
+)
+def test_an_odd_side_field_is_null_and_the_answer_is_kept(odd: dict[str, Any], usage: Usage) -> None:
+    reply = {**chat({"content": "A", "reasoning": {"a": 1}}, logprobs=[1]), "usage": USAGE, **odd}
+    got = read(reply, price=(1e6, 1e6))
+    assert (got.output, got.reasoning, got.served_model, got.fingerprint) == ("A", None, None, None)
+    assert got.usage == usage
+    assert got.cost_usd == (None if usage.input is None or usage.output is None else 12.0)
+
+
+def test_odd_names_are_made_storable() -> None:
+    got = read({**chat({"content": "A"}, finish_reason="x\ud800"), "model": "m\ud800"})
+    assert (got.finish_reason, got.served_model) == ("x\ufffd", "m\ufffd")
+    assert read(chat({"content": "A"}, finish_reason={"a": 1})).finish_reason is None
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"content": {"token": "A"}},
+        {"content": "A"},
+        {"content": [1]},
+        {"content": [{"logprob": -1.0}]},
+        {"content": [{"token": 5, "logprob": -1.0}]},
+        {"content": [{"token": "A", "logprob": -1.0, "top_logprobs": {"A": -1.0}}]},
+        {"content": [{"token": "A", "logprob": -1.0, "top_logprobs": [{"logprob": -1.0}]}]},
+        {"tokens": ["A"]},
+        {"tokens": "A", "token_logprobs": [-1.0]},
+        {"tokens": [5], "token_logprobs": [-1.0]},
+        {"tokens": ["A"], "token_logprobs": [-1.0], "top_logprobs": ["A"]},
+        {"tokens": ["A"], "token_logprobs": 5},
+        [1, 2],
+        "abc",
+        5,
+    ],
+)
+@pytest.mark.parametrize("positions", ["first", "all"])
+def test_odd_logprobs_are_none_and_are_not_asked_again(logprobs: Any, positions: str) -> None:
+    good = {"content": [{"token": "A", "logprob": -0.1}]}
+
+    def plan(number: int, body: dict[str, Any]) -> dict[str, Any]:
+        odd = body["messages"][0]["content"] == "odd"
+        return {**chat({"content": "A"}, logprobs=logprobs if odd else good), "usage": USAGE}
+
+    with serving(plan=plan) as server:
+        wanted = {"count": 2, "positions": positions}
+        asks = [request(text, url=server.url, price=(1e6, 1e6), logprobs=wanted) for text in ("good", "odd")]
+        _, event = collect(OpenAI(1, max_attempts=3, max_wait_s=0.01), asks)
+        assert server.count == 2
+    assert isinstance(event, Failure)
+    assert (event.reason, event.output, event.cost_usd) == ("no_logprobs", "A", 12.0)
+    assert read(chat({"content": "A"}, logprobs=logprobs)).output == "A"
+
+
+def test_odd_log_probabilities_are_unknown() -> None:
+    odd = [math.inf, -(10**400), True, "-0.1", [1]]
+    content = [{"token": "A", "logprob": value, "top_logprobs": [{"token": "B"}]} for value in odd]
+    got = read(
+        chat({"content": "A"}, logprobs={"content": content}), logprobs={"count": 1, "positions": "all"}
+    )
+    assert got.top_logprobs
+    assert json.loads(got.top_logprobs) == [
+        {"token": "A", "logprob": None, "top_logprobs": [{"token": "B", "logprob": None}]}
+    ] * len(odd)
+
+
+NAMES = """choices message content text type refusal reasoning usage prompt_tokens completion_tokens model
+    prompt_tokens_details cached_tokens logprobs top_logprobs token logprob tokens token_logprobs
+    finish_reason system_fingerprint error code""".split()
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3) | st.sampled_from(["text"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(NAMES), ANY_JSON, max_size=4),
+    st.dictionaries(st.sampled_from(NAMES), ANY_JSON, max_size=4),
+    st.dictionaries(st.sampled_from(NAMES), ANY_JSON, max_size=4),
+)
+def test_any_json_is_an_answer_or_a_fault(
+    reply: dict[str, Any], choice: dict[str, Any], message: dict[str, Any]
+) -> None:
+    """Whatever a server sends, nothing else is raised, and every field is of its type."""
+    one = request(price=(1.0, 1.0), logprobs={"count": 1, "positions": "all"})
+    whole = {"choices": [{"message": message, **choice}], **reply}
+    try:
+        got: Any = response_of(one, whole)
+        texts = [got.output, got.reasoning, got.served_model, got.fingerprint, got.top_logprobs]
+    except faults.Fault as fault:
+        got, texts = fault, [fault.output, fault.detail]
+    assert all(text is None or isinstance(text, str) for text in [*texts, got.finish_reason])
+    counts = (got.usage.input, got.usage.cached, got.usage.output, got.usage.reasoning)
+    assert all(count is None or (type(count) is int and 0 <= count < 2**63) for count in counts)
+    assert got.cost_usd is None or math.isfinite(got.cost_usd)
+    assert isinstance(faults.fault_of(400, whole, {}, 0.0).detail, str)
+
+
 # what goes wrong
 
 
@@ -349,6 +502,9 @@ def test_cost_follows_the_price_and_is_unknown_without() -> None:
         (Fault(200, [1]), "malformed", 3),
         (Fault(200, {"choices": []}), "malformed", 3),
         (Fault(200, {"choices": [{"index": 0}]}), "malformed", 3),
+        (Fault(200, '{"a":' * 100_000), "malformed", 3),
+        (Fault(400, '{"a":' * 100_000), "bad_request", 1),
+        (Fault(400, '{"error":' * 400 + "1" + "}" * 400), "bad_request", 1),
         (Fault(200, {"error": {"code": 429, "message": "Rate limit"}}), "rate_limited", 3),
         (Fault(200, {"error": {"code": 503, "message": "no provider"}}), "server", 3),
         (Fault(kind="stall"), "timeout", 2),
@@ -386,8 +542,7 @@ def test_a_server_that_is_down_is_named() -> None:
         url = server.url
     with pytest.raises(EngineError, match=url.removesuffix("/v1")) as raised:
         collect(QUICK, [request(url=url)])
-    assert "Start the server" in str(raised.value)
-    assert "\n" not in str(raised.value)
+    assert "cannot be reached: connection refused. Start the server" in str(raised.value)
 
 
 def test_a_proxy_of_the_environment_is_used_but_never_for_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

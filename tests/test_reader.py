@@ -358,7 +358,19 @@ def test_equal_logprobs_are_exactly_a_half() -> None:
         (position("Neither", -0.1, Neither=-0.1, M=-3.0, m=-3.0), 0.5),
         (position("m", -9.0, M=-0.1, The=-3.0), math.exp(-0.1) / (math.exp(-0.1) + math.exp(-9.0))),
         (position("M", -0.1, The=-3.0), 1.0),
-        (position("m", None, M=-1.0), 1.0),  # B82: unknown is not probability 1
+        (position("m", None, M=-1.0), None),  # B82: unknown is neither probability 1 nor 0
+        (position("m", None, m=None, M=-3.0), None),
+        (position("m", True, M=-3.0), None),
+        (position("m", float("nan"), M=-3.0), None),
+        (position("m", -1e300, M=-3.0), None),
+        (position("m", -9999.0, M=-3.0), None),
+        (position("m", 5.0, m=5.0, M=-3.0), None),
+        (position("m", -0.1, The=5.0, M=-3.0), None),  # these are no log probabilities
+        (position("m", None, m=-0.1, M=-3.0), math.exp(-3.0) / (math.exp(-0.1) + math.exp(-3.0))),
+        (position("m", 0.02, m=0.02, M=-4.0), math.exp(-4.0) / (1 + math.exp(-4.0))),
+        (position("m", -0.1, M=None), 0.0),  # as JSON writes minus infinity
+        (position("m", -0.1, M=False), 0.0),
+        (position("The", None, M=-3.0, m=-3.0), 0.5),
         (position("M", -800.0, m=-801.0), 1 / (1 + math.exp(-1))),
         (position(" M", -0.1, **{" m": -0.1}), None),  # exact
         (position("The", -0.1), None),
@@ -474,7 +486,7 @@ def test_settings_that_cannot_be_meant(make: Any) -> None:
 
 
 def test_readers_say_what_they_are() -> None:
-    assert (THREE.version, LETTERS.version, TEN.version) == ("last_label/1", "label_logprobs/1", "score/1")
+    assert (THREE.version, LETTERS.version, TEN.version) == ("last_label/1", "label_logprobs/2", "score/1")
     assert LETTERS.needs == {"top_logprobs"}
     assert THREE.needs == TEN.needs == frozenset()
     assert LastLabel({1: 0, 2: 1}).read_one("[[2]]", None).preference == 1.0  # type: ignore[dict-item]

@@ -111,6 +111,54 @@ def test_a_lone_surrogate_costs_its_row_a_mark_and_the_others_nothing(root):
     assert outputs == ["ok"] * 50 + ["ok \ufffd"] + ["ok"] * 49
 
 
+ODD = {
+    "served_model": [{"x": 1}, ["m"], "m\ud800", b"m"],
+    "fingerprint": [["x"]],
+    "finish_reason": ["x\ud800"],
+    "reasoning": [{"a": 1}],
+    "usage": [Usage(10**30, -(10**30), 2**63 - 1, float("inf"))],
+    "cost_usd": [float("nan"), float("inf"), "0.5"],
+    "output": [5, {"x": 1}, True],
+}
+
+
+def test_no_value_of_one_answer_takes_the_others_with_it(root):
+    stored = {}
+
+    def keep(text):
+        return lambda answer: stored.update({text: answer})
+
+    for name, values in ODD.items():
+        for value in values:
+            text = f"{name} {value!r}"
+            response = Response(ask(text), **{"output": "yes", name: value})
+            root.put(response, [ask(text, benchmark="b\ud800")], keep(text))
+            of_failure = {name: value} if name in Failure.__dataclass_fields__ else {}
+            root.note(Failure(ask(text), "server", value, **of_failure))
+    root.flush()
+    assert all(stored.values())
+    assert len(stored) == sum(map(len, ODD.values()))
+    assert stored["served_model {'x': 1}"].served_model == "{'x': 1}"
+    assert stored["cost_usd nan"].cost_usd is None
+    assert [stored[text].input_tokens for text in stored if text.startswith("usage")] == [None]
+    assert rows(root, "SELECT count(*) FROM attempts") == [(len(stored),)]
+
+
+def test_a_row_that_cannot_be_held_is_lost_alone_and_named(tmp_path):
+    root = RoleRoot(tmp_path, "judgements", "run-1")
+    stored = {}
+    asks = [ask(f"q{n}") for n in range(20)]
+    for n, one in enumerate(asks):
+        output = None if n == 7 else "yes"  # no engine gives that
+        root.put(Response(one, output), [one], lambda answer, n=n: stored.update({n: answer}))
+    with pytest.raises(StoreError, match=f"{asks[7].input_hash}:0: a value that must be there is null"):
+        root.flush()
+    assert [n for n, answer in stored.items() if answer is None] == [7]
+    assert rows(root, "SELECT count(*) FROM responses") == [(19,)]
+    with pytest.raises(StoreError, match=asks[7].input_hash):
+        root.close()
+
+
 def test_failures_are_kept_apart_and_are_no_answers(root):
     request = ask()
     root.note(Attempt(request, 1, "malformed", "not JSON", output="{", cost_usd=0.01))

@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
-from judgebench.request import Request
+from judgebench.request import Request, clean
 
 Reason = Literal[
     "rate_limited",
@@ -63,15 +63,16 @@ FINISH = {
 }
 
 
-def finish_reason(raw: str | None) -> str | None:
-    """A provider's stop reason in our words: stop, length, content_filter, …; null when unknown.
+def finish_reason(raw: object) -> str | None:
+    """A provider's stop reason in our words: stop, length, content_filter, …; null when unknown or no text.
 
     >>> finish_reason("MAX_TOKENS"), finish_reason("end_turn"), finish_reason(None)
     ('length', 'stop', None)
     """
-    if raw is None:
+    if not isinstance(raw, str):
         return None
-    return FINISH.get(str(raw).lower(), str(raw).lower())
+    word = clean(raw).lower()
+    return FINISH.get(word, word)
 
 
 @dataclass(frozen=True, slots=True)

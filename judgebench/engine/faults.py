@@ -42,7 +42,6 @@ _IN_BODY = re.compile(
     rf"(?:retryDelay\W+|(?:try again|retry) (?:in|after) )({_DURATION}|\d+(?:\.\d+)? ?(?:seconds?)?)",
     re.IGNORECASE,
 )
-_DETAIL_CHARS = 500
 _EPOCH_S = 1e9  # a number as large as this is an instant, not a duration
 
 
@@ -81,7 +80,7 @@ class Fault(Exception):
 
 
 def fault_of(status: int, body: Any, headers: Mapping[str, str], now: float) -> Fault:
-    """The fault behind an error reply.
+    """The fault behind an error reply. Its detail is whole: a secret can only be hidden in an uncut text.
 
     Args:
         status: the HTTP status; an error inside a 200 passes the code that stands in its body.
@@ -91,7 +90,7 @@ def fault_of(status: int, body: Any, headers: Mapping[str, str], now: float) -> 
     """
     code, message = _error_of(body)
     text = f"{code} {message}"
-    detail = f"{status} {message or code or 'without a message'}"[:_DETAIL_CHARS]
+    detail = f"{status} {message or code or 'without a message'}"
     if status < 500 and status not in (408, 409, 425):
         wait = retry_after(headers, body, now)
         reason = _reason(status, text, wait)
@@ -134,13 +133,21 @@ def _error_of(body: Any) -> tuple[str, str]:
     if isinstance(body, list) and body:
         body = body[0]  # Gemini
     if not isinstance(body, Mapping):
-        return "", re.sub(r"<[^>]*>|\s+", " ", str(body or "")).strip()
+        return "", re.sub(r"<[^>]*>|\s+", " ", _text(body or "")).strip()
     error = body.get("error", body)
     if not isinstance(error, Mapping):
-        return str(body.get("error_type") or ""), str(error)  # TGI
+        return _text(body.get("error_type") or ""), _text(error)  # TGI
     message = error.get("message") or error.get("detail") or ""
-    code = " ".join(str(error[name]) for name in ("code", "type", "status") if error.get(name) is not None)
-    return code, message if isinstance(message, str) else str(message)
+    code = " ".join(_text(error[name]) for name in ("code", "type", "status") if error.get(name) is not None)
+    return code, _text(message)
+
+
+def _text(value: object) -> str:
+    """A part of a body as text; "" where it is nested so deeply that it has none."""
+    try:
+        return str(value)
+    except RecursionError:
+        return ""
 
 
 def retry_after(headers: Mapping[str, str], body: Any, now: float) -> float | None:
@@ -155,7 +162,7 @@ def retry_after(headers: Mapping[str, str], body: Any, now: float) -> float | No
             wait = _seconds(named[name], now, scale)
             if wait is not None:
                 return wait
-    found = _IN_BODY.search(body if isinstance(body, str) else str(body or ""))
+    found = _IN_BODY.search(_text(body or ""))
     if found:
         return _seconds(found[1].lower().removesuffix("seconds").removesuffix("second").strip(), now)
     resets = [

@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
+import logging
 import os
 import re
 import sys
 import threading
 import time
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 from judgebench.engine import Event, Response
 from judgebench.engine.faults import Fault, fault_of
-from judgebench.engine.flow import Policy, stream
-from judgebench.engine.openai import BASES, api_key, base_url, window
-from judgebench.engine.wire import check_body, is_chat, response_of, settings_body
+from judgebench.engine.flow import stream
+from judgebench.engine.hiding import Secrets, shown
+from judgebench.engine.openai import BASES, Remote, api_key, base_url, unreachable
+from judgebench.engine.wire import decoded, is_chat, response_of, settings_body
 from judgebench.errors import ConfigError, choices
 from judgebench.request import Request
 
@@ -62,6 +63,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "LITELLM_MODE": "PRODUCTION",
 }
 _NO_JSON = re.compile(r"Expecting value|Unable to get json|JSONDecodeError")
+# What code raises that meets a value of another type than it reckons with.
+_ODD = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _UNREACHABLE = frozenset({"ConnectError", "ClientConnectorError", "ClientConnectorDNSError"})
 _UNREACHABLE_TEXT = re.compile(r"Cannot connect to host|Connect call failed|Name or service not known")
 
@@ -69,36 +72,16 @@ _importing = threading.Lock()
 _runs = 0  # runs under way; the library's clients are shared, so the last one closes them
 
 
-@dataclass(frozen=True)
-class LiteLLM:
-    """An engine for the providers of litellm.
-
-    Args:
-        concurrency: calls in flight, of all models together.
-        timeout_s: for one try.
-        max_attempts: tries a request; 1 means no retry.
-        max_wait_s: the longest wait between two tries; a provider that asks for more fails the row.
-        body: extra fields of every body that change no output (`user`, `service_tier`, …).
-    """
-
-    concurrency: int = 64
-    timeout_s: float = 600.0
-    max_attempts: int = 5
-    max_wait_s: float = 60.0
-    body: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        check_body(self.body)
-        Policy(self.concurrency, self.max_attempts, self.max_wait_s)  # refuses what is impossible
+class LiteLLM(Remote):
+    """An engine for the providers of litellm."""
 
     async def run(self, requests: AsyncIterable[Request]) -> AsyncGenerator[Event, None]:
         """Answer each request pulled with exactly one `Response` or `Failure`."""
         global _runs
         client = _Client(self)
-        policy = Policy(window(self.concurrency), self.max_attempts, self.max_wait_s)
         _runs += 1
         try:
-            async with aclosing(stream(requests, client.call, policy)) as events:
+            async with aclosing(stream(requests, client.call, self.policy())) as events:
                 async for event in events:
                     yield event
         finally:
@@ -121,6 +104,10 @@ def load() -> Any:
                     gc.enable()
             gc.freeze()  # 3000 modules of it would cost a second when the interpreter exits
             litellm.suppress_debug_info = True
+            if "LITELLM_LOG" not in os.environ:
+                # It prints a traceback or a warning for each odd field of a reply, which we read ourselves.
+                logging.getLogger("LiteLLM").setLevel(logging.CRITICAL)
+                warnings.filterwarnings("ignore", "Pydantic serializer warnings", module="pydantic")
         return sys.modules["litellm"]
 
 
@@ -130,7 +117,7 @@ class _Client:
     def __init__(self, engine: LiteLLM) -> None:
         self.engine = engine
         self.litellm: Any = None
-        self.routes: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self.routes: dict[tuple[Any, ...], tuple[dict[str, Any], Secrets]] = {}
         self.text_clients: dict[tuple[str, str | None], Any] = {}
 
     async def call(self, request: Request) -> Response:
@@ -139,9 +126,20 @@ class _Client:
             self.litellm = await asyncio.to_thread(load)
         chat = is_chat(request)
         of = (request.descriptor.hash, request.connection, request.sample, chat)
-        route = self.routes.get(of)
-        if route is None:
-            route = self.routes[of] = self.route(request, chat)
+        known = self.routes.get(of)
+        if known is None:
+            route = self.route(request, chat)
+            key = None if route["api_key"] == NO_KEY else route["api_key"]
+            known = self.routes[of] = route, Secrets(key, route["api_base"])
+        route, secrets = known
+        try:
+            return secrets.hide_in_answer(await self.ask(request, chat, route))
+        except Fault as fault:
+            raise secrets.hide_in_fault(fault) from None
+        except ConfigError as error:
+            raise ConfigError(secrets.hide(str(error))) from None
+
+    async def ask(self, request: Request, chat: bool, route: Mapping[str, Any]) -> Response:
         received: list[Any] = []
         ask = self.litellm.acompletion if chat else self.litellm.atext_completion
         start = time.perf_counter()
@@ -152,7 +150,11 @@ class _Client:
                 logger_fn=lambda details: received.append(details.get("original_response")),
             )
         except Exception as error:
-            raise self.mended(error, request, route["api_key"]) from None
+            sent = _as_sent(received)
+            if sent is None:
+                raise self.mended(error, request) from None
+            # It came, only the translation broke: on a field that need not be of use.
+            return response_of(request, sent, time.perf_counter() - start)
         latency_s = time.perf_counter() - start
         cost = None if request.connection.price else reply._hidden_params.get("response_cost") or None
         return response_of(request, _as_sent(received) or reply.model_dump(), latency_s, cost)
@@ -220,62 +222,62 @@ class _Client:
             return "openai"
         raise ConfigError(f"The model has no base_url, and its provider {choices(provider, known)}")
 
-    def mended(self, error: Exception, request: Request, key: str | None) -> Exception:
+    def mended(self, error: Exception, request: Request) -> Exception:
         """What to raise in place of an exception of litellm."""
         known = self.litellm.exceptions
         message = str(getattr(error, "message", error))
-        if key and key != NO_KEY:
-            message = message.replace(key, "***")
         if isinstance(error, known.UnsupportedParamsError):
             what = message.removeprefix("litellm.UnsupportedParamsError: ").split(" To drop", 1)[0]
             return ConfigError(f"{request.descriptor.model!r}: {what} Take the setting out of its sampling.")
         status = getattr(error, "status_code", None)
+        *_, cause = _chain(error)
         if not isinstance(status, int):
-            return error
+            return _untranslated(error) if isinstance(error, _ODD) else error
+        if status >= 500 and ("Invalid response object" in message or isinstance(cause, RecursionError)):
+            return _untranslated(cause)
         body = _body(message)
         if isinstance(error, known.ContextWindowExceededError):
-            return Fault("context_overflow", message[:500])
+            return Fault("context_overflow", message)
         if (
             isinstance(error, known.ContentPolicyViolationError)
             or getattr(error, "code", "") == "content_filter"
         ):
-            return Fault("content_filter", message[:500])
+            return Fault("content_filter", message)
         if isinstance(error, known.Timeout):
             return Fault("timeout", "no answer within timeout_s", retry=True)
         if status < 300 or _NO_JSON.search(message):
-            return Fault("malformed", message[:500], retry=True)
-        if status >= 500 and _unreachable(error, message):
-            where = request.connection.base_url or request.descriptor.provider
-            return Fault("server", f"{where} cannot be reached: {message[:500]}", retry=True, down=True)
+            return Fault("malformed", message, retry=True)
+        if status >= 500 and _is_down(error, message):
+            where = shown(request.connection.base_url or request.descriptor.provider)
+            return Fault("server", unreachable(where, cause), retry=True, down=True)
         response = getattr(error, "response", None)
         headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
         return fault_of(status, body, headers, time.time())
 
 
 def _as_sent(received: list[Any]) -> dict[str, Any] | None:
-    """The reply on the wire, if it is an OpenAI-shaped chat reply."""
+    """The reply on the wire, if it is an OpenAI-shaped chat reply, however odd."""
     raw = received[-1] if received else None
     if not isinstance(raw, str) or '"choices"' not in raw:
         return None
-    try:
-        reply = json.loads(raw)
-    except ValueError:
-        return None
-    return reply if isinstance(reply, dict) and isinstance(reply.get("choices"), list) else None
+    reply = decoded(raw)
+    return reply if isinstance(reply, dict) and "choices" in reply else None
+
+
+def _untranslated(error: BaseException) -> Fault:
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    return Fault("malformed", f"litellm makes no answer of the reply: {why}", retry=True)
 
 
 def _body(message: str) -> Any:
     """The error body that litellm quotes in its message, or the message without litellm's names."""
     start = message.find("{")
-    if start >= 0:
-        try:
-            return json.loads(message[start:])
-        except ValueError:
-            pass
+    if start >= 0 and (body := decoded(message[start:])) is not None:
+        return body
     return re.sub(r"^(?:litellm\.)?\w+(?:: |Exception - )(?:\w+: )?(?:\w+Exception - )?", "", message)
 
 
-def _unreachable(error: BaseException, message: str) -> bool:
+def _is_down(error: BaseException, message: str) -> bool:
     """True when nothing listened: litellm flattens that and a broken connection into one 500."""
     return bool(_UNREACHABLE_TEXT.search(message)) or any(
         isinstance(link, ConnectionRefusedError) or type(link).__name__ in _UNREACHABLE

@@ -8,7 +8,7 @@ settings spliced in. Client CPU a call is 0.9 to 1.1 times plain aiohttp's, lite
 from __future__ import annotations
 
 import asyncio
-import json
+import errno
 import logging
 import os
 import re
@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from judgebench.engine import Event, Response
 from judgebench.engine.faults import Fault, fault_of
 from judgebench.engine.flow import Policy, stream
-from judgebench.engine.wire import check_body, is_chat, response_of, settings_body
+from judgebench.engine.hiding import Secrets, shown
+from judgebench.engine.wire import check_body, decoded, is_chat, response_of, settings_body
 from judgebench.errors import ConfigError, EngineError, choices
 from judgebench.request import Connection, Request, canonical
 
@@ -47,13 +48,12 @@ BASES: Mapping[str, str] = {
     "together": "https://api.together.xyz/v1",
     "xai": "https://api.x.ai/v1",
 }
-_USERINFO = re.compile(r"(?<=//)[^/@]*@")
-_TOO_MANY_FILES = (23, 24)  # ENFILE, EMFILE
+_TOO_MANY_FILES = (errno.ENFILE, errno.EMFILE)
 
 
 @dataclass(frozen=True)
-class OpenAI:
-    """An engine for OpenAI-compatible servers.
+class Remote:
+    """The settings of the engines over HTTP.
 
     Args:
         concurrency: calls in flight, of all models together.
@@ -73,12 +73,19 @@ class OpenAI:
         check_body(self.body)
         Policy(self.concurrency, self.max_attempts, self.max_wait_s)  # refuses what is impossible
 
+    def policy(self) -> Policy:
+        """How calls are executed on this machine."""
+        return Policy(window(self.concurrency), self.max_attempts, self.max_wait_s)
+
+
+class OpenAI(Remote):
+    """An engine for OpenAI-compatible servers."""
+
     async def run(self, requests: AsyncIterable[Request]) -> AsyncGenerator[Event, None]:
         """Answer each request pulled with exactly one `Response` or `Failure`."""
         client = _Client(self)
-        policy = Policy(window(self.concurrency), self.max_attempts, self.max_wait_s)
         try:
-            async with aclosing(stream(requests, client.call, policy)) as events:
+            async with aclosing(stream(requests, client.call, self.policy())) as events:
                 async for event in events:
                     yield event
         finally:
@@ -140,7 +147,7 @@ class _Route:
     headers: Mapping[str, str]
     tail: str  # of the body, after the input
     proxy: str | None
-    key: str | None
+    secrets: Secrets
 
 
 class _Client:
@@ -158,6 +165,12 @@ class _Client:
         route = self.routes.get(of)
         if route is None:
             route = self.routes[of] = self.route(request, chat)
+        try:
+            return route.secrets.hide_in_answer(await self.ask(request, route))
+        except Fault as fault:
+            raise route.secrets.hide_in_fault(fault) from None
+
+    async def ask(self, request: Request, route: _Route) -> Response:
         session = self.session or self.open()
         body = (request.input_text[:-1] + route.tail).encode()
         start = time.perf_counter()
@@ -169,10 +182,7 @@ class _Client:
         except Exception as error:
             raise _breakdown(error, route) from None
         latency_s = time.perf_counter() - start
-        try:
-            value = json.loads(raw)
-        except ValueError:
-            value = None
+        value = decoded(raw)
         if reply.status != 200 or type(value) is not dict or value.get("error"):
             raise _refusal(reply, raw, value, route)
         return response_of(request, value, latency_s)
@@ -182,15 +192,17 @@ class _Client:
         from multidict import CIMultiDict, CIMultiDictProxy
 
         base = base_url(request)
+        url = yarl.URL(f"{base}/chat/completions" if chat else f"{base}/completions")
         key = api_key(request.connection)
-        if key is not None and _USERINFO.search(base):
+        if key is not None and (url.user or url.password):
             raise ConfigError("base_url holds a user name beside api_key_env: give one of the two.")
         headers = CIMultiDict({"Content-Type": "application/json", "Accept": "application/json"})
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
         fields = {**self.engine.body, **settings_body(request), "model": request.descriptor.model}
-        url = yarl.URL(f"{base}/chat/completions" if chat else f"{base}/completions")
-        return _Route(url, CIMultiDictProxy(headers), "," + canonical(fields)[1:], _proxy(url), key)
+        proxy = _proxy(url)
+        secrets = Secrets(key, base, proxy)
+        return _Route(url, CIMultiDictProxy(headers), "," + canonical(fields)[1:], proxy, secrets)
 
     def open(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -219,19 +231,22 @@ def _proxy(url: yarl.URL) -> str | None:
 def _refusal(reply: aiohttp.ClientResponse, raw: bytes, value: Any, route: _Route) -> Fault:
     """The fault of an error status, of an error within a 200, or of a reply that is no JSON object."""
     status = reply.status
-    shown = _USERINFO.sub("", str(route.url))
+    text = raw.decode(errors="replace")
     if 300 <= status < 400:
-        return Fault("not_found", f"{shown} answers {status}: moved to {reply.headers.get('Location')!r}")
+        to = reply.headers.get("Location")
+        moved = f": moved to {route.secrets.hide(shown(to), 200)}" if to else ""
+        return Fault("not_found", f"{shown(str(route.url))} answers {status}{moved}")
     if status < 300:
         error = value.get("error") if type(value) is dict else None
         if not error:
-            text = _hidden(raw[:200].decode(errors="replace"), route)
-            return Fault("malformed", f"{status}, but no JSON object: {text!r}", retry=True)
-        code = error.get("code") if type(error) is dict else None
+            return Fault(
+                "malformed", f"{status}, but no JSON object: {route.secrets.hide(text, 200)!r}", retry=True
+            )
+        code = error.get("code") if isinstance(error, dict) else None
         status = code if type(code) is int and code >= 400 else 500
-    body = raw.decode(errors="replace") if value is None else value
-    fault = fault_of(status, body, reply.headers, time.time())
-    fault.detail = _hidden(fault.detail, route) + (f" ({shown})" if status == 404 else "")
+    fault = fault_of(status, text if value is None else value, reply.headers, time.time())
+    if status == 404:
+        fault.detail = f"{route.secrets.hide(fault.detail, 300)} ({shown(str(route.url))})"
     return fault
 
 
@@ -239,21 +254,30 @@ def _breakdown(error: Exception, route: _Route) -> Exception:
     """What to raise for a call that never came to a whole reply."""
     import aiohttp
 
-    shown = _USERINFO.sub("", str(route.url.origin()))
-    what = _hidden(_USERINFO.sub("", str(error)) or type(error).__name__, route)
+    where = shown(str(route.url.origin()))
+    what = route.secrets.hide(str(error), 300) or type(error).__name__
     if isinstance(error, asyncio.TimeoutError):  # aiohttp's are of this kind too
-        return Fault("timeout", f"{shown} did not answer within timeout_s", retry=True)
+        return Fault("timeout", f"{where} did not answer within timeout_s", retry=True)
     if isinstance(error, aiohttp.InvalidURL):
         return ConfigError(f"base_url leads to no address: {what}")
     if isinstance(error, OSError) and error.errno in _TOO_MANY_FILES:
         return Fault("server", "too many open files: lower concurrency or raise `ulimit -n`", retry=True)
     if isinstance(error, aiohttp.ClientConnectorError):
-        return Fault("server", f"{shown} cannot be reached: {what}", retry=True, down=True)
+        cause = getattr(error, "os_error", error)  # one about a certificate has none
+        return Fault("server", unreachable(where, cause), retry=True, down=True)
     if isinstance(error, aiohttp.ClientError | OSError):
-        return Fault("server", f"{shown} broke off: {what}", retry=True)
+        return Fault("server", f"{where} broke off: {what}", retry=True)
     return error
 
 
-def _hidden(text: str, route: _Route) -> str:
-    """The text without the key, should a server or a library have put it there."""
-    return text.replace(route.key, "***") if route.key else text
+def unreachable(where: str, error: BaseException) -> str:
+    """The sentence for a server that does not listen, or not under this name.
+
+    >>> unreachable("http://127.0.0.1:1", OSError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"))
+    'http://127.0.0.1:1 cannot be reached: connection refused'
+    """
+    what = getattr(error, "strerror", None) or str(error) or "no connection"
+    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in what:
+        number = getattr(error, "errno", None)
+        what = "no connection" if number is None else os.strerror(number).lower()
+    return f"{where} cannot be reached: {what}"

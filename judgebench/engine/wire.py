@@ -2,21 +2,23 @@
 
 The shape has dialects: a grammar under two names; text in `message.content`, in parts of it or in
 `text`; reasoning under two names; logprobs as chat `content` or as the parallel lists of old
-completions; token counts with or without the cached and the reasoning ones. This file does not know
-how a body is sent.
+completions; token counts with or without the cached and the reasoning ones. And it has servers that
+get it wrong: a field of the wrong type is taken for absent, and only the text itself must be there
+(`test_any_json_is_an_answer_or_a_fault`). This file does not know how a body is sent.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from judgebench.engine import NO_USAGE, Response, Usage, finish_reason
 from judgebench.engine.faults import Fault
 from judgebench.errors import ConfigError
-from judgebench.request import EXECUTION_ONLY, SECRETS, Connection, Request
+from judgebench.request import EXECUTION_ONLY, SECRETS, Connection, Request, clean
 
 VLLM = frozenset({"vllm", "hosted_vllm"})
 NO_PROBABILITY = -9999.0  # what vLLM writes for minus infinity, for which JSON has no word
@@ -27,8 +29,17 @@ _ONE_WHOLE_ANSWER = frozenset({"n", "best_of", "stream", "stream_options"})
 _REASONING_MODEL = re.compile(r"(?:o[1-9]|gpt-5)(?![0-9])")  # of openai itself
 
 _COUNTS = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
+_MOST = 2**53  # JSON holds no larger whole number exactly; a few of them together stay below 64 bits
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def decoded(raw: bytes | str) -> Any:
+    """The JSON value of a body, null where it is none or is nested more deeply than any answer."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
 
 
 def is_chat(request: Request) -> bool:
@@ -112,43 +123,94 @@ def response_of(
     Raises:
         Fault: `malformed` where there is no answer in it, `content_filter` where it is a refusal.
     """
-    try:
-        choice = reply["choices"][0]
-        message = choice.get("message")
-        output = choice["text"] if message is None else message.get("content")
-        usage = usage_of(reply.get("usage"))
-        finish = finish_reason(choice.get("finish_reason"))
-        logprobs = _logprobs(request, choice.get("logprobs"))
-    except (LookupError, TypeError, AttributeError, ValueError):
-        raise Fault("malformed", f"no answer in the reply, which holds {sorted(reply)}", retry=True) from None
-    reasoning = None
+    usage = usage_of(reply.get("usage"))
     cost = _cost(request.connection, usage) if cost_usd is None else cost_usd
-    if message is not None:
-        reasoning = message.get("reasoning_content") or message.get("reasoning")
-        if isinstance(output, list):
-            output = "".join(part.get("text") or "" for part in output if part.get("type") == "text")
-        if not output and message.get("refusal"):
-            refusal = message["refusal"]
-            raise Fault(
-                "content_filter",
-                "the model refused",
-                output=refusal,
-                finish_reason=finish,
-                usage=usage,
-                cost_usd=cost,
-            )
+    choices = reply.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    choice = first if isinstance(first, dict) else {}
+    finish = finish_reason(choice.get("finish_reason"))
+    try:
+        said = _said(choice)
+    except _Odd as odd:
+        raise Fault(
+            "malformed",
+            f"no answer in the reply: {odd}; it holds {', '.join(sorted(reply)) or 'nothing'}",
+            retry=True,
+            finish_reason=finish,
+            usage=usage,
+            cost_usd=cost,
+        ) from None
+    if said.refusal:
+        raise Fault(
+            "content_filter",
+            "the model refused",
+            output=said.refusal,
+            finish_reason=finish,
+            usage=usage,
+            cost_usd=cost,
+        )
     return Response(
         request=request,
-        output=output or "",
+        output=said.output,
         finish_reason=finish,
-        reasoning=reasoning if isinstance(reasoning, str) and reasoning else None,
-        top_logprobs=logprobs,
-        served_model=reply.get("model"),
-        fingerprint=reply.get("system_fingerprint"),
+        reasoning=said.reasoning,
+        top_logprobs=_logprobs(request, choice.get("logprobs")),
+        served_model=_name(reply.get("model")),
+        fingerprint=_name(reply.get("system_fingerprint")),
         usage=usage,
         cost_usd=cost,
         latency_s=latency_s,
     )
+
+
+class _Odd(Exception):
+    """What is wrong with a reply, in words that are the same for all replies of that kind."""
+
+
+class _Said(NamedTuple):
+    """What stands in a choice. `refusal` only where there is no other text."""
+
+    output: str
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+def _said(choice: Mapping[str, Any]) -> _Said:
+    message = choice.get("message")
+    if message is None:
+        if "text" not in choice:
+            raise _Odd("it has no message and no text")
+        return _Said(_string(choice["text"], "text"))
+    if not isinstance(message, dict):
+        raise _Odd("its message is no object")
+    output = message.get("content")
+    if isinstance(output, list):
+        if not all(isinstance(part, dict) for part in output):
+            raise _Odd("a part of its content is no object")
+        texts = [_string(part.get("text"), "text") for part in output if part.get("type") == "text"]
+        output = "".join(texts)
+    output = _string(output, "content")
+    reasoning = _filled(message.get("reasoning_content")) or _filled(message.get("reasoning"))
+    refusal = message.get("refusal") if not output else None
+    return _Said(output, reasoning, _string(refusal, "refusal") or None)
+
+
+def _string(value: Any, name: str) -> str:
+    """A text that must be one, "" for null."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise _Odd(f"its {name} is of type {type(value).__name__}")
+    return value
+
+
+def _filled(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _name(value: Any) -> str | None:
+    """What a server calls something, null where that is no text."""
+    return clean(value) if isinstance(value, str) else None
 
 
 def usage_of(raw: Any) -> Usage:
@@ -159,28 +221,46 @@ def usage_of(raw: Any) -> Usage:
     """
     if not isinstance(raw, Mapping):
         return NO_USAGE
-    if not any(raw.get(name) for name in _COUNTS):
+    if not any(_count(raw, name) for name in _COUNTS):
         return NO_USAGE  # no call takes nothing and gives nothing: that is litellm's word for unknown
-    details = raw.get("prompt_tokens_details") or raw.get("input_tokens_details") or {}
-    cached = details.get("cached_tokens")
+    details = _part(raw, "prompt_tokens_details") or _part(raw, "input_tokens_details")
+    cached = _count(details, "cached_tokens")
     if cached is None:
-        cached = raw.get("cache_read_input_tokens", raw.get("prompt_cache_hit_tokens"))
-    total_in = raw.get("prompt_tokens")
+        cached = _count(raw, "cache_read_input_tokens", "prompt_cache_hit_tokens")
+    total_in = _count(raw, "prompt_tokens")
     if total_in is None:
-        total_in = raw.get("input_tokens")
+        total_in = _count(raw, "input_tokens")
         if total_in is not None and not details:
             # Anthropic counts what it read from and wrote to the cache apart.
-            total_in += (cached or 0) + (raw.get("cache_creation_input_tokens") or 0)
+            total_in += (cached or 0) + (_count(raw, "cache_creation_input_tokens") or 0)
     elif cached is not None and cached > total_in:
         total_in += cached
-    total_out = raw.get("completion_tokens", raw.get("output_tokens"))
-    details = raw.get("completion_tokens_details") or raw.get("output_tokens_details") or {}
-    reasoning = details.get("reasoning_tokens", raw.get("reasoning_tokens"))
+    total_out = _count(raw, "completion_tokens", "output_tokens")
+    details = _part(raw, "completion_tokens_details") or _part(raw, "output_tokens_details")
+    reasoning = _count(details, "reasoning_tokens")
+    if reasoning is None:
+        reasoning = _count(raw, "reasoning_tokens")
     if reasoning and total_out is not None:
         apart = (total_in or 0) + total_out + reasoning
         if reasoning > total_out or raw.get("total_tokens") == apart:
             total_out += reasoning
     return Usage(total_in, cached, total_out, reasoning)
+
+
+def _part(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = raw.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _count(raw: Mapping[str, Any], *names: str) -> int | None:
+    """The first number of tokens under these names; what is no whole number from 0 to `_MOST` is none."""
+    for name in names:
+        value = raw.get(name)
+        if type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is int and 0 <= value <= _MOST:
+            return value
+    return None
 
 
 def _cost(connection: Connection, usage: Usage) -> float | None:
@@ -191,53 +271,55 @@ def _cost(connection: Connection, usage: Usage) -> float | None:
 
 
 def _logprobs(request: Request, raw: Any) -> str | None:
-    """The JSON text of `Response.top_logprobs`, null where none were asked for or none came."""
+    """The JSON text of `Response.top_logprobs`, null where none were asked for, or none in a known shape."""
     asked = request.descriptor.settings.get("logprobs")
-    if not asked or not raw:
+    if not asked or not isinstance(raw, dict):
         return None
     first = asked["positions"] == "first"
-    content = raw.get("content")
-    if content:
-        entries = [
+    try:
+        entries = _positions(raw, first)
+    except (LookupError, TypeError, AttributeError):
+        return None
+    return _encode(entries) if entries else None
+
+
+def _positions(raw: dict[str, Any], first: bool) -> list[dict[str, Any]]:
+    """The positions in the store's shape; LookupError, TypeError or AttributeError where they are odd."""
+    if content := raw.get("content"):
+        return [
             {
-                "token": at["token"],
-                "logprob": at.get("logprob"),
+                **_token(at["token"], at.get("logprob")),
                 "top_logprobs": [
-                    {"token": option["token"], "logprob": option.get("logprob")}
-                    for option in at.get("top_logprobs") or ()
+                    _token(option["token"], option.get("logprob")) for option in at.get("top_logprobs") or ()
                 ],
             }
             for at in (content[:1] if first else content)
         ]
-    elif raw.get("tokens"):
-        tokens = raw["tokens"][:1] if first else raw["tokens"]
-        tops = raw.get("top_logprobs") or [None] * len(tokens)
-        entries = [
-            {
-                "token": token,
-                "logprob": logprob,
-                "top_logprobs": [
-                    {"token": option, "logprob": value} for option, value in (top or {}).items()
-                ],
-            }
-            for token, logprob, top in zip(tokens, raw["token_logprobs"], tops, strict=False)
-        ]
-    else:
-        return None
-    try:
-        return _encode(entries)
-    except ValueError:  # minus infinity
-        return _encode([_finite(entry) for entry in entries])
+    tokens = raw.get("tokens") or []
+    if not isinstance(tokens, list):
+        raise TypeError("tokens are a list")
+    tops = raw.get("top_logprobs") or [None] * len(tokens)
+    return [
+        {
+            **_token(token, logprob),
+            "top_logprobs": [_token(option, value) for option, value in (top or {}).items()],
+        }
+        for token, logprob, top in zip(
+            tokens[:1] if first else tokens, raw.get("token_logprobs") or (), tops, strict=False
+        )
+    ]
 
 
-def _finite(entry: dict[str, Any]) -> dict[str, Any]:
-    finite = dict(entry, logprob=_number(entry["logprob"]))
-    if "top_logprobs" in entry:
-        finite["top_logprobs"] = [_finite(option) for option in entry["top_logprobs"]]
-    return finite
+def _token(token: Any, logprob: Any) -> dict[str, Any]:
+    if not isinstance(token, str):
+        raise TypeError("a token is a text")
+    return {"token": token, "logprob": _number(logprob)}
 
 
-def _number(value: float | None) -> float | None:
-    if value is None or value != value:
-        return None
-    return max(value, NO_PROBABILITY)
+def _number(value: Any) -> float | None:
+    """A log probability in words that JSON has: null where it is none."""
+    if type(value) is float and -math.inf < value < math.inf:
+        return value
+    if value == -math.inf:
+        return NO_PROBABILITY
+    return value if type(value) is int and abs(value) <= _MOST else None

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 from judgebench import __version__
 from judgebench.engine import Attempt, Failure, Response
 from judgebench.errors import StoreError
-from judgebench.request import Descriptor, Key, Request, clean
+from judgebench.request import Descriptor, Key, Request
 from judgebench.store import layout, schema
 from judgebench.store.claims import Claims
 from judgebench.store.filesystem import is_network
 from judgebench.store.nearest import Reason, why_missed
 from judgebench.store.reuse import REUSED, cut, siblings, unfit
 from judgebench.store.schema import now
-from judgebench.store.writer import Write, Writer
+from judgebench.store.writer import Write, Writer, bound
 
 CREATED_BY = f"judgebench {__version__}"
 
@@ -306,14 +306,14 @@ class RoleRoot:
         (another process may have been faster), or with null where the commit failed.
         """
         request, usage = response.request, response.usage
-        row = (
+        row = bound(
             request.input_hash,
             request.sample,
             request.input_text,
-            clean(response.output),
-            None if response.reasoning is None else clean(response.reasoning),
+            response.output,
+            response.reasoning,
             response.finish_reason,
-            None if response.top_logprobs is None else clean(response.top_logprobs),
+            response.top_logprobs,
             response.origin,
             response.served_model,
             response.fingerprint,
@@ -337,21 +337,21 @@ class RoleRoot:
             aged = self._fresh_since is not None and old.created_at < self._fresh_since
             return refresh_at is not None or aged or unfit(old, request.refuse)
 
-        subjects = [self._subject_row(asked) for asked in requests]
+        subjects = [bound(*self._subject_row(asked)) for asked in requests]
         self._writer.put(Write(request.descriptor, row, subjects, (), committed, row[:2], stale))
 
     def note(self, event: Attempt | Failure) -> None:
         """Keep a failed try: its reason, raw text and cost."""
         request = event.request
         failed = event if isinstance(event, Failure) else None
-        row = (
+        row = bound(
             request.input_hash,
             request.sample,
             *request.subject,
             None if failed else getattr(event, "number", None),
             event.reason,
-            clean(event.detail),
-            None if event.output is None else clean(event.output),
+            event.detail,
+            event.output,
             failed.finish_reason if failed else None,
             failed.usage.input if failed else None,
             failed.usage.output if failed else None,

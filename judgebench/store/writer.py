@@ -8,6 +8,7 @@ called with what the store holds: where another process was faster, its answer, 
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import threading
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from judgebench.errors import StoreError
-from judgebench.request import Descriptor
+from judgebench.request import Descriptor, clean
 from judgebench.store import database, schema
 from judgebench.store.rescue import Rescue
 
@@ -58,8 +59,29 @@ _SUPERSEDE = (
 _DROP = "DELETE FROM responses WHERE input_hash = ? AND sample = ?"
 
 
+_INT64 = 2**63
+
 # Errors about what is to be stored, not about where.
 _OF_DATA = (sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.IntegrityError)
+
+
+def bound(*values: Any) -> Row:
+    """A row as SQLite can hold it, so that no odd value takes the rows of its commit with it.
+
+    Text is valid UTF-8, whole numbers have 64 bits, fractions are finite; other numbers become null, and
+    what is neither text nor number becomes text.
+    """
+    return tuple(
+        value if value is None else clean(value) if type(value) is str else _bound(value) for value in values
+    )
+
+
+def _bound(value: Any) -> Any:
+    if isinstance(value, int):
+        return int(value) if -_INT64 <= value < _INT64 else None
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return clean(str(value))
 
 
 class Writer:
@@ -241,7 +263,10 @@ def _settle(db: sqlite3.Connection, write: Write) -> Row:
     """The answer that stays where one met another that was there first: that one, unless it is stale."""
     assert write.answer is not None
     key = write.answer[:2]
-    *there, refresh_at = db.execute(_STORED, key).fetchone()
+    found = db.execute(_STORED, key).fetchone()
+    if found is None:  # `INSERT OR IGNORE` passes over a row that lacks what it must have, too
+        raise sqlite3.IntegrityError("a value that must be there is null")
+    *there, refresh_at = found
     row = tuple(there)
     if row == write.answer:
         return write.answer

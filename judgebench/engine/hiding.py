@@ -1,0 +1,74 @@
+"""Keys stay out of files and messages, whatever a server or a library echoes.
+
+Hidden first, cut afterwards: half a key would not be found any more. This file does not know engines.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from dataclasses import replace
+from urllib.parse import quote, unquote
+
+from judgebench.engine import Response
+from judgebench.engine.faults import Fault
+
+MARK = "***"
+DETAIL_CHARS = 500
+# Answers are kept as received, so a short stand-in for a key (EMPTY, sk-no-key-required) is no secret there.
+_SURELY_A_KEY = 20
+_USERINFO = re.compile(r"(?<=//)[^/?#]*@")
+
+
+def shown(url: str) -> str:
+    """A URL for people: without user name, password, query and fragment."""
+    return re.split("[?#]", _USERINFO.sub("", url), maxsplit=1)[0]
+
+
+class Secrets:
+    """The secrets of one route, in every spelling in which they may come back. It has no repr of them.
+
+    Args:
+        key: the API key.
+        urls: whose user names and passwords are secrets too: base_url, proxy.
+    """
+
+    __slots__ = ("_keys", "_spellings")
+
+    def __init__(self, key: str | None, *urls: str | None) -> None:
+        plain = {key or ""}
+        for url in urls:
+            if found := _USERINFO.search(url or ""):
+                user, _, password = found[0][:-1].partition(":")
+                sent = f"{unquote(user)}:{unquote(password)}"  # by Basic authentication
+                plain |= {password or user, unquote(password or user), b64encode(sent.encode()).decode()}
+        spelled = {
+            spelling
+            for secret in plain
+            for spelling in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1])
+        }
+        self._spellings = sorted(spelled - {""}, key=len, reverse=True)
+        self._keys = [spelling for spelling in self._spellings if len(spelling) >= _SURELY_A_KEY]
+
+    def hide(self, text: str, most: int | None = None) -> str:
+        """The text without the secrets, then cut to `most` characters."""
+        for spelling in self._spellings:
+            text = text.replace(spelling, MARK)
+        return text[:most]
+
+    def hide_in_fault(self, fault: Fault) -> Fault:
+        """The fault, whose detail and output hold no secret; the detail cut."""
+        fault.detail = self.hide(fault.detail, DETAIL_CHARS)
+        fault.output = None if fault.output is None else self.hide(fault.output)
+        return fault
+
+    def hide_in_answer(self, response: Response) -> Response:
+        """The answer, none of whose texts holds a key."""
+        texts = (response.output, response.reasoning, response.served_model, response.fingerprint)
+        if not any(key in text for key in self._keys for text in texts if text):
+            return response
+        output, reasoning, model, fingerprint = (text and self.hide(text) for text in texts)
+        return replace(
+            response, output=output or "", reasoning=reasoning, served_model=model, fingerprint=fingerprint
+        )
