@@ -15,6 +15,7 @@ from judgebench.engine import Response
 from judgebench.errors import StoreError
 from judgebench.stage import fill
 from judgebench.store import RoleRoot, care, database, filesystem, layout, rescue, schema
+from judgebench.store.writer import Write, Writer
 
 ROLE = "judgements"
 
@@ -178,15 +179,17 @@ def test_a_full_disk_loses_nothing_that_was_paid_for(tmp_path, full_disk):
 
 
 def test_an_odd_row_takes_none_of_the_others_with_it(tmp_path):
-    root = RoleRoot(tmp_path, ROLE, "run")
+    writer = Writer(tmp_path, ROLE)
     kept = {}
     for n in range(5):
-        asked = ask(f"q{n}", str(n))
-        output = Response(asked, "fine", latency_s=object() if n == 2 else 0.1)
-        root.put(output, [asked], lambda answer, n=n: kept.setdefault(n, answer and answer.output))
-    with pytest.raises(StoreError, match="cannot hold the row"):
-        root.close()
-    assert kept == {0: "fine", 1: "fine", 2: None, 3: "fine", 4: "fine"}
+        facts = dict.fromkeys(schema.ANSWER_COLUMNS, f"{n}") | {"sample": 0}
+        if n == 2:
+            facts["latency_s"] = object()
+        row = tuple(facts.values())
+        writer.put(Write(M, row, (), (), lambda stored, n=n: kept.setdefault(n, stored), row[:2]))
+    with pytest.raises(StoreError, match="cannot hold the row 2:0"):
+        writer.close()
+    assert [n for n, stored in sorted(kept.items()) if stored is None] == [2]
 
 
 def test_a_rescue_file_that_was_cut_off_gives_what_is_whole(tmp_path):
