@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from judgebench.benchmark import Instruction, Loaded
@@ -121,8 +122,10 @@ class Answers:
             raise ConfigError(
                 f"{loaded.benchmark.name} ships no answers of {model.name!r}. It ships: "
                 f"{', '.join(known[:20]) or 'none'}{' …' if len(known) > 20 else ''}. "
-                "Name one of them (baseline.name=…), or a model to ask (baseline=CONF)."
+                f"Name one of them ({role}.name=…), or a model to ask ({role}=CONF)."
             )
+        if shipped is None and model.provider == "llamacpp" and model.shipped:
+            self._refuse_misspelt(str(model.name), loaded.shipped_models())
         self.shipped = None if shipped is None else Shipped(shipped)
         samples = 1 if self.shipped else int(model.samples)
         self.conversations = [
@@ -134,6 +137,16 @@ class Answers:
         self.turns = max(len(item.turns) for item in loaded.instructions)
         self.descriptor = self._describe_shipped() if self.shipped else model.descriptor()
         self.connection = Connection() if self.shipped else model.connection
+
+    def _refuse_misspelt(self, name: str, known: Sequence[str]) -> None:
+        """An embedded model answers under any name: one much like a shipped one is a slip of the pen."""
+        near = get_close_matches(name, known, n=1)
+        if near:
+            raise ConfigError(
+                f"{self.benchmark} ships no answers of {name!r}; did you mean {near[0]!r}? It ships: "
+                f"{', '.join(known[:20])}. To let the embedded model answer under this name, say "
+                f"{self.role}.shipped=false."
+            )
 
     def requests(self, turn: int) -> Iterator[Request]:
         """The requests of one turn (from 1), of all conversations that got that far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,12 @@ import pandas as pd
 
 from judgebench import ranking, report
 from judgebench.errors import ConfigError, DataError
-from judgebench.folder import COMPLETE, Job
+from judgebench.folder import COMPLETE, Job, is_job
 from judgebench.progress import say
 from judgebench.tables import LEADERBOARD, METRICS, VERDICTS, read_parquet, write_parquet
 from judgebench.verdict import battles
+
+log = logging.getLogger("judgebench")
 
 
 class Tables:
@@ -67,9 +70,13 @@ def read_verdicts(runs: Sequence[str | Path]) -> pd.DataFrame:
     files: dict[Path, None] = {}
     for run in map(Path, runs):
         found = [run] if run.is_file() else sorted(run.rglob("verdicts.parquet"))
-        if not found:
+        if not found and is_job(run):
+            log.warning("%s has no verdicts (a run that failed or was stopped): passed over.", run)
+        elif not found:
             raise DataError(f"{str(run)!r} holds no verdicts.parquet: give the folders of runs or sweeps.")
         files.update(dict.fromkeys(found))
+    if not files:
+        raise DataError("None of these runs has verdicts: all failed or were stopped before they had any.")
     frames = [read_parquet(file, VERDICTS) for file in files]
     verdicts: pd.DataFrame = pd.concat(frames, ignore_index=True)
     verdicts = verdicts.drop_duplicates("verdict_key", ignore_index=True)
@@ -125,4 +132,4 @@ def combine_sweep(out: Path) -> None:
     )
     tables.write(out, {})
     report.terminal(tables.leaderboard)
-    say(f"tables  {out}/leaderboard.parquet, metrics.parquet ({len(jobs)} jobs)")
+    say(f"tables  {out}/leaderboard.parquet, metrics.parquet ({len(jobs)} job{'s' * (len(jobs) != 1)})")

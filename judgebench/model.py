@@ -61,6 +61,12 @@ class Model:
                 raise ConfigError(
                     f"{name}={value!r} arrived as a number or truth value: quote it, \"{name}='{value}'\"."
                 )
+        if self.base_url is not None and ("@" in self.base_url or "?" in self.base_url):
+            raise ConfigError(
+                f"The base_url of {self.shown!r} holds a user name, a password or a query, which would be "
+                "written down in many places. Give the bare address, and the key in an environment variable "
+                "that api_key_env names."
+            )
         if self.form not in FORMS:
             raise ConfigError(f"form={self.form!r} is not known. Choices: {', '.join(FORMS)}.")
         if int(self.samples) < 1:

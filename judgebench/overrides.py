@@ -41,7 +41,14 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 _SECRET_KEY = re.compile(
     r"(?:.*[._])?(?:api|access|auth|bearer|private|secret|session|hf)_?(?:key|token)s?"
-    r"|(?:.*[._])?(?:secret|password|passwd|authorization|credentials)|(?:.*\.)?token"
+    r"|(?:.*[._])?(?:secret|password|passwd|authorization|credentials|bearer|subscription_key)|(?:.*\.)?token"
+    r"|.*\.(?:auth|headers(?:\..+)?)|.*\.(?:sampling|settings|body|extra_\w+)\.(?:.*\.)?key"
+)
+# What a URL holds before its host, up to the last @ of it, and values in its query that are keys.
+_IN_URL = re.compile(
+    r"(?<=://)[^\s/]*@|(?<=://)\S*:\S*@(?=[^\s/@]+)"
+    r"|(?<=[?&])(?:[\w-]*(?:key|token|secret|sig|signature|password|auth)[\w-]*)=[^&\s'\"]+",
+    re.IGNORECASE,
 )
 _SECRET_VALUE = re.compile(
     r"(?<![\w/.-])(?:sk-[\w-]{3,}|hf_[A-Za-z0-9]{20,}|gsk_\w{20,}|xai-\w{20,}|AIza[\w-]{30,}|gh[pousr]_\w{20,})"
@@ -231,7 +238,8 @@ def refuse_secrets(words: Iterable[str]) -> None:
         prefix, key, value = parse(word)
         text = key if value is None else value
         named = value not in (None, "", "null") and looks_secret(key) and prefix != "~"
-        if not named and not _SECRET_VALUE.search(text) and not _holds(text, held):
+        in_url = _IN_URL.search(text)
+        if not named and not in_url and not _SECRET_VALUE.search(text) and not _holds(text, held):
             continue
         owner = key if key in ROLES else key.rpartition(".")[0]
         where = "One word" if value is None else scrub_text(key, held)
@@ -249,7 +257,7 @@ def _holds(text: str, held: frozenset[str]) -> bool:
 
 def looks_secret(key: str) -> bool:
     """Whether a setting of this name is a secret (`api_key`, `hf_token`; not `max_tokens`, `api_key_env`)."""
-    return bool(_SECRET_KEY.fullmatch(key))
+    return bool(_SECRET_KEY.fullmatch(key.lower().replace("-", "_")))
 
 
 def secrets(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
@@ -265,7 +273,7 @@ def scrub_text(text: str, held: frozenset[str] | None = None) -> str:
     """Text in which everything that is or looks like a secret is `***`."""
     for secret in sorted(secrets() if held is None else held, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    return _SECRET_VALUE.sub(HIDDEN, text)
+    return _SECRET_VALUE.sub(HIDDEN, _IN_URL.sub(HIDDEN, text))
 
 
 def scrub(value: Any, held: frozenset[str] | None = None) -> Any:

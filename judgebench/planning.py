@@ -182,8 +182,12 @@ def show(lines: Sequence[Line], root: Path) -> None:
     for line in lines:
         calls = f"{line.misses:,}" + (f" (+ ≤ {line.at_most:,})" if line.at_most else "")
         usd = "unknown" if line.usd is None else f"{line.usd:.4f}"
+        if line.at_most and line.usd is not None:  # their prompts are not there yet, and so no price
+            usd = f"{usd} + unknown" if line.misses else "unknown"
         counts = (f"{line.hits:,}", calls, f"{line.input_tokens:,}", f"{line.output_tokens:,}")
-        table.add_row(line.stage, Text(literal(line.model)), *counts, usd if line.misses else "0")
+        table.add_row(
+            line.stage, Text(literal(line.model)), *counts, usd if line.misses or line.at_most else "0"
+        )
     console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
     console.print(table)
     misses, at_most = sum(line.misses for line in lines), sum(line.at_most for line in lines)

@@ -35,7 +35,12 @@ EXECUTION_ONLY = frozenset(
 )
 
 # Never sent as a setting and never hashed: keys come from `api_key_env` alone.
-SECRETS = frozenset("api_key token authorization headers extra_headers password secret".split())
+SECRETS = frozenset(
+    """
+    api_key apikey key token access_token auth_token authorization auth bearer headers extra_headers
+    password secret client_secret subscription_key credentials
+    """.split()
+)
 
 _FLOATS = frozenset(
     "temperature top_p min_p typical_p presence_penalty frequency_penalty repetition_penalty".split()
@@ -111,8 +116,7 @@ def coerce_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in sorted(settings):
         value = settings[name]
-        if name.lower() in SECRETS:
-            raise ConfigError(f"{name!r} may not stand among settings: name its variable in api_key_env.")
+        _refuse_secrets(name, value)
         if value is None:
             continue
         if name in EXECUTION_ONLY:
@@ -122,6 +126,15 @@ def coerce_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             )
         out[name] = _coerce(name, value)
     return out
+
+
+def _refuse_secrets(name: str, value: Any) -> None:
+    """Neither a setting nor anything within one may be named like a secret."""
+    if name.lower().replace("-", "_").removeprefix("x_") in SECRETS:
+        raise ConfigError(f"{name!r} may not stand among settings: name its variable in api_key_env.")
+    if isinstance(value, Mapping):
+        for inner, within in value.items():
+            _refuse_secrets(str(inner), within)
 
 
 def _coerce(name: str, value: Any) -> Any:
@@ -293,7 +306,7 @@ class Request:
 @lru_cache(maxsize=512)
 def _endpoint(base_url: str) -> str:
     stripped = re.sub(r"^[a-z]+://", "", base_url.strip(), flags=re.IGNORECASE).rstrip("/")
-    return re.sub(r"^[^/@]*@", "", stripped)  # user:password@ is a secret
+    return re.sub(r"^.*@", "", stripped)  # user:password@ is a secret; `Model` refuses it
 
 
 def endpoint_of(base_url: str | None, endpoint_id: str | None) -> str | None:

@@ -96,7 +96,7 @@ def judge_check_line(check: pd.DataFrame) -> str:
     return "\n".join(
         f"Judge check: {row['judge']} is right on {row['accuracy']:.1f} % of {row['n']} pairs with a known "
         f"better answer [{row['low']:.1f}, {row['high']:.1f}] (chance: 50 %); it preferred the answer shown "
-        f"first in {row['first_slot_share']:.0%} of its readings."
+        f"first in {100 * row['first_slot_share']:.0f} % of its readings."
         if row["n"]
         else f"Judge check: {row['judge']} gave no verdict on the pairs with a known better answer."
         for row in whole.to_dict("records")

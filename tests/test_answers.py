@@ -193,6 +193,14 @@ def test_an_empty_shipped_answer_is_an_answer(tmp_path: Path) -> None:
     assert side.by_item["0"][0].complete
 
 
+def test_a_misspelt_shipped_name_is_not_answered_by_the_embedded_model(loaded: Loaded) -> None:
+    loaded.benchmark.outputs["starter-new"] = loaded.benchmark.outputs["m"]  # type: ignore[index]
+    with pytest.raises(ConfigError, match=r"did you mean 'starter-new'\?.*candidate\.shipped=false"):
+        Answers(Model("llamacpp", "starter-nwe"), loaded, "candidate")
+    for fine in (Model("llamacpp", "starter-nwe", shipped=False), Model("llamacpp", "gemma")):
+        assert Answers(fine, loaded, "candidate").shipped is None
+
+
 def test_a_model_that_is_not_shipped_names_the_choices(loaded: Loaded) -> None:
     with pytest.raises(ConfigError, match=r"ships no answers of 'n'\. It ships: m"):
         Answers(Model("shipped", "n"), loaded, "baseline")

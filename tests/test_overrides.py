@@ -4,7 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from judgebench.errors import ConfigError
-from judgebench.overrides import parse, prepare, quote, scrub, scrub_text, secrets, shell, shown, split
+from judgebench.overrides import (
+    parse,
+    prepare,
+    quote,
+    refuse_secrets,
+    scrub,
+    scrub_text,
+    secrets,
+    shell,
+    shown,
+    split,
+)
 
 AWKWARD = [
     "1e3",
@@ -287,3 +298,37 @@ def test_parse_and_shell() -> None:
     assert parse("~a") == ("~", "a", None)
     assert str(parse("++a=b=c")) == "++a=b=c"
     assert shell("a='$x'") == "\"a='\\$x'\""
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "judge.base_url=http://user:hunter2pass@127.0.0.1:1/v1",
+        "judge.base_url=htp://user:hunter2pass@host/v1",
+        "judge.base_url=http://user:pa@hunter2pass@host/v1",
+        "judge.base_url=http://user:pa/hunter2pass@host/v1",
+        "judge.base_url=http://host/v1?key=hunter2pass",
+        "+judge.sampling.x-api-key=hunter2pass",
+        "+judge.sampling.bearer=hunter2pass",
+        "+judge.sampling.X_Api_Key=hunter2pass",
+        "+judge.sampling.extra_query.key=hunter2pass",
+        "+judge.sampling.auth=hunter2pass",
+    ],
+)
+def test_a_secret_in_a_url_or_under_another_name_is_refused_and_not_repeated(word):
+    with pytest.raises(ConfigError, match="api_key_env") as told:
+        refuse_secrets([word])
+    assert "hunter2pass" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["judge.base_url=http://127.0.0.1:8000/v1", "where.key=x", "data_dir=hf://datasets/a/b@main/c?x=1"],
+)
+def test_what_is_no_secret_is_let_pass(word):
+    refuse_secrets([word])
+
+
+def test_a_url_in_a_text_loses_its_secrets():
+    text = "POST http://me:hunter2pass@host/v1?token=hunter3pass&x=1 failed"
+    assert scrub_text(text) == "POST http://***host/v1?***&x=1 failed"

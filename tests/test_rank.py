@@ -55,3 +55,16 @@ def test_one_label_for_two_models_is_refused(tmp_path):
     one, two = run(tmp_path / "1", "m1", "a"), run(tmp_path / "2", "m2", "a")
     with pytest.raises(DataError, match=r"'cand' on 'data' stands for 2 different models.*m1, m2.*label"):
         read_verdicts([one, two])
+
+
+def test_a_run_that_failed_is_passed_over(tmp_path, caplog):
+    good, failed = run(tmp_path / "1", "m1", "a"), tmp_path / "2"
+    failed.mkdir()
+    (failed / "status.json").write_text("{}")
+    assert len(read_verdicts([good, failed])) == 1
+    assert "2 has no verdicts" in caplog.text
+    with pytest.raises(DataError, match="None of these runs"):
+        read_verdicts([failed])
+    (tmp_path / "other").mkdir()
+    with pytest.raises(DataError, match="holds no verdicts"):
+        read_verdicts([good, tmp_path / "other"])

@@ -1,5 +1,6 @@
 """Identity: what makes a hit. The golden values are contracts: stores of years hang on them."""
 
+import hashlib
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from judgebench.errors import ConfigError
+from judgebench.model import Model
 from judgebench.request import (
     EXECUTION_ONLY,
     SECRETS,
@@ -206,3 +208,29 @@ def test_names_are_never_part_of_the_key():
     one = Request(Descriptor("p", "m"), Connection(), "{}", Subject("b1", "1", 0, "x"))
     other = Request(Descriptor("p", "m"), Connection("http://h", "KEY"), "{}", Subject("b2", "2", 0, "y"))
     assert one.key == other.key
+
+
+@pytest.mark.parametrize("name", ["x-api-key", "API-Key", "bearer", "subscription-key", "access_token"])
+def test_a_secret_by_any_name_is_refused_among_settings(name):
+    for settings in ({name: "hunter2pass"}, {"extra_query": {name: "hunter2pass"}}):
+        with pytest.raises(ConfigError, match="api_key_env") as told:
+            coerce_settings(settings)
+        assert "hunter2pass" not in str(told.value)
+
+
+@pytest.mark.parametrize("url", ["http://u:hunter2pass@h/v1", "http://h/v1?key=hunter2pass"])
+def test_a_base_url_with_a_secret_is_refused_by_the_model(url):
+    with pytest.raises(ConfigError, match="api_key_env") as told:
+        Model("openai", "m", base_url=url)
+    assert "hunter2pass" not in str(told.value)
+
+
+def test_the_fast_ways_write_the_canonical_text():
+    for text in ("plain", 'quo"ted\\\n\t\x00\x1f\x7f', "ü 模型 \u2028", "half \ud83d", ""):
+        messages = [{"role": "system", "content": text}, {"content": text, "role": "user"}]
+        assert messages_input(messages) == canonical({"messages": messages})
+        more = [{"role": "user", "content": text, "name": "x"}]
+        assert messages_input(more) == canonical({"messages": more})
+        subject = Subject(text, "1", 0, text, None, "direct")
+        whole = clean(json.dumps([*subject, "h", 3], separators=(",", ":"), ensure_ascii=False))
+        assert subject.key("h", 3) == hashlib.sha256(whole.encode()).hexdigest()[:32]

@@ -61,8 +61,8 @@ def _instruction(
         identity = str(number)
     elif "instruction_id" not in row:
         raise DataError(
-            f"{where}: {choices('instruction_id', map(str, row))} Map it with columns.instruction_id=COLUMN, "
-            "or leave all ids out, and rows are numbered."
+            f"{where}: {choices('instruction_id', map(str, row))} Map it with "
+            "benchmark.columns.instruction_id=COLUMN, or leave all ids out, and rows are numbered."
         )
     else:
         identity = identity_of(row["instruction_id"], where)
@@ -71,7 +71,7 @@ def _instruction(
         known = ", ".join(map(str, row))
         raise DataError(
             f"{where} ({identity!r}): no text in the column instruction (or turns). Columns: {known}. "
-            "Map one with columns.instruction=COLUMN."
+            "Map one with benchmark.columns.instruction=COLUMN."
         )
     reference = references.get(identity)
     if reference is None and row.get("reference") is not None:
@@ -141,11 +141,12 @@ def _listed(text: str) -> list[Any] | None:
 
 
 def _cleaned(value: Any) -> str | None:
-    return None if value is None else clean(str(value))
+    # JSON lines written from a data frame say NaN where nothing is; NaN differs from itself.
+    return None if value is None or value != value else clean(str(value))
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None or value == "" else clean(str(value))
+    return None if value == "" else _cleaned(value)
 
 
 def truth(row: Row, number: int, path: Path) -> Truth | None:

@@ -120,7 +120,9 @@ def api_key(connection: Connection) -> str | None:
     key = os.environ.get(name, "").strip()
     if not key:
         raise EngineError(
-            f"The environment variable {name} is not set (api_key_env of this model). Set it: export {name}=…"
+            f"The environment variable {name} is not set, which this model's api_key_env names. Set it: "
+            f"export {name}=…, or take a model that needs no key: judge=local, candidate=local (embedded), or "
+            "judge=server with the base_url of a server of yours."
         )
     return key
 
