@@ -68,10 +68,11 @@ class Secrets:
 
     def hide_in_answer(self, response: Response) -> Response:
         """The answer, none of whose texts holds a key."""
-        texts: dict[str, Any] = {name: text for name in _TEXTS if (text := getattr(response, name))}
+        texts = {name: text for name in _TEXTS if (text := getattr(response, name))}
         if not any(key in text for key in self._keys for text in texts.values()):
             return response
-        return replace(response, **{name: _without(self._keys, text) for name, text in texts.items()})
+        hidden: dict[str, Any] = {name: _without(self._keys, text) for name, text in texts.items()}
+        return replace(response, **hidden)
 
 
 def _without(spellings: Iterable[str], text: str) -> str:
