@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import threading
 
+import numpy as np
 import pytest
 from storing import M, ask, database, put, rows
 
@@ -117,8 +118,9 @@ ODD = {
     "finish_reason": ["x\ud800"],
     "reasoning": [{"a": 1}],
     "usage": [Usage(10**30, -(10**30), 2**63 - 1, float("inf"))],
-    "cost_usd": [float("nan"), float("inf"), "0.5"],
-    "output": [5, {"x": 1}, True],
+    "cost_usd": [float("nan"), float("inf"), "0.5", np.float32(0.5), np.int64(1)],
+    "latency_s": [object()],
+    "output": [5, True],
 }
 
 
@@ -138,8 +140,10 @@ def test_no_value_of_one_answer_takes_the_others_with_it(root):
     root.flush()
     assert all(stored.values())
     assert len(stored) == sum(map(len, ODD.values()))
-    assert stored["served_model {'x': 1}"].served_model == "{'x': 1}"
-    assert stored["cost_usd nan"].cost_usd is None
+    assert stored["served_model {'x': 1}"].served_model is None
+    costs = [answer.cost_usd for text, answer in stored.items() if text.startswith("cost_usd")]
+    assert costs == [None, None, "0.5", 0.5, 1]
+    assert rows(root, "SELECT max(cost_usd) FROM responses") == [(1.0,)]
     assert [stored[text].input_tokens for text in stored if text.startswith("usage")] == [None]
     assert rows(root, "SELECT count(*) FROM attempts") == [(len(stored),)]
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 from urllib.parse import quote, unquote
 
 from judgebench.engine import Response
@@ -18,6 +20,7 @@ MARK = "***"
 DETAIL_CHARS = 500
 # Answers are kept as received, so a short stand-in for a key (EMPTY, sk-no-key-required) is no secret there.
 _SURELY_A_KEY = 20
+_TEXTS = ("output", "finish_reason", "reasoning", "served_model", "fingerprint")
 _USERINFO = re.compile(r"(?<=//)[^/?#]*@")
 
 
@@ -48,27 +51,31 @@ class Secrets:
             for secret in plain
             for spelling in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1])
         }
+        spelled |= {spelling.lower() for spelling in spelled}
         self._spellings = sorted(spelled - {""}, key=len, reverse=True)
         self._keys = [spelling for spelling in self._spellings if len(spelling) >= _SURELY_A_KEY]
 
     def hide(self, text: str, most: int | None = None) -> str:
         """The text without the secrets, then cut to `most` characters."""
-        for spelling in self._spellings:
-            text = text.replace(spelling, MARK)
-        return text[:most]
+        return _without(self._spellings, text)[:most]
 
     def hide_in_fault(self, fault: Fault) -> Fault:
         """The fault, whose detail and output hold no secret; the detail cut."""
         fault.detail = self.hide(fault.detail, DETAIL_CHARS)
-        fault.output = None if fault.output is None else self.hide(fault.output)
+        fault.output = fault.output and self.hide(fault.output)
+        fault.finish_reason = fault.finish_reason and self.hide(fault.finish_reason)
         return fault
 
     def hide_in_answer(self, response: Response) -> Response:
         """The answer, none of whose texts holds a key."""
-        texts = (response.output, response.reasoning, response.served_model, response.fingerprint)
-        if not any(key in text for key in self._keys for text in texts if text):
+        texts = {name: text for name in _TEXTS if (text := getattr(response, name))}
+        if not any(key in text for key in self._keys for text in texts.values()):
             return response
-        output, reasoning, model, fingerprint = (text and self.hide(text) for text in texts)
-        return replace(
-            response, output=output or "", reasoning=reasoning, served_model=model, fingerprint=fingerprint
-        )
+        hidden: dict[str, Any] = {name: _without(self._keys, text) for name, text in texts.items()}
+        return replace(response, **hidden)
+
+
+def _without(spellings: Iterable[str], text: str) -> str:
+    for spelling in spellings:
+        text = text.replace(spelling, MARK)
+    return text

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -68,8 +69,7 @@ _OF_DATA = (sqlite3.InterfaceError, sqlite3.ProgrammingError, sqlite3.DataError,
 def bound(*values: Any) -> Row:
     """A row as SQLite can hold it, so that no odd value takes the rows of its commit with it.
 
-    Text is valid UTF-8, whole numbers have 64 bits, fractions are finite; other numbers become null, and
-    what is neither text nor number becomes text.
+    Text is valid UTF-8, whole numbers have 64 bits, fractions are finite. All else becomes null.
     """
     return tuple(
         value if value is None else clean(value) if type(value) is str else _bound(value) for value in values
@@ -77,11 +77,14 @@ def bound(*values: Any) -> Row:
 
 
 def _bound(value: Any) -> Any:
-    if isinstance(value, int):
-        return int(value) if -_INT64 <= value < _INT64 else None
-    if isinstance(value, float):
+    if isinstance(value, str):
+        return clean(str(value))
+    if isinstance(value, int | Integral):
+        whole = int(value)
+        return whole if -_INT64 <= whole < _INT64 else None
+    if isinstance(value, float | Real):
         return float(value) if math.isfinite(value) else None
-    return clean(str(value))
+    return None
 
 
 class Writer:
