@@ -9,7 +9,7 @@ import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from judgebench.looking import tell
 from judgebench.model import Model
 from judgebench.progress import watch
 from judgebench.protocol import Protocol
-from judgebench.request import Request, clean, digest
+from judgebench.request import Request, canonical, clean, digest
 from judgebench.stage import fill
 from judgebench.store import RoleRoot, default_root, querying
 from judgebench.store.root import root_of
@@ -62,7 +62,7 @@ def judge(
 
     Args:
         frame: one row an item: `instruction`, `output_a` and, for pairwise protocols, `output_b`
-            (text); optionally `instruction_id` (default: the row's number), `model_a`, `model_b`
+            (text); optionally `instruction_id` (default: a hash of the content), `model_a`, `model_b`
             (default `a`, `b`), `reference`, `system`, `category`, `language`, `cluster_id`.
         judge: a conf's name (`conf/model/`) or a `Model`.
         protocol: a conf's name (`conf/protocol/`) or a `Protocol`.
@@ -178,21 +178,34 @@ def _conf(group: str, name: str, kind: type) -> Any:
 def _matches(
     frame: pd.DataFrame, pairwise: bool, benchmark: str
 ) -> tuple[list[Match], dict[tuple[str, str, str], int]]:
+    if not isinstance(frame, pd.DataFrame):
+        raise DataError(f"A pandas data frame is expected, not a {type(frame).__name__}.")
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise DataError(f"The column {twice[0]!r} is in the frame twice.")
+    benchmark = clean(benchmark)
     needed = ["instruction", "output_a", *(["output_b"] if pairwise else [])]
     for name in needed:
         if name not in frame.columns:
             raise DataError(f"The frame has no such column: {choices(name, map(str, frame.columns))}")
         empty = frame[name].isna().to_numpy().nonzero()[0]
         if len(empty):
-            raise DataError(f"{name} is null in row {empty[0]} and {len(empty) - 1} more; drop or fill them.")
+            more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+            raise DataError(f"{name} is null in row {empty[0]}{more}; drop or fill them.")
     sides: dict[tuple[str, str], tuple[dict[str, list[Conversation]], dict[str, list[Conversation]]]] = {}
     rows: dict[tuple[str, str, str], int] = {}
     for position, row in enumerate(frame.to_dict("records")):
-        item = _instruction(row, position)
-        first, second = str(row.get("model_a", "a")), str(row.get("model_b", "b"))
+        item = _instruction(row)
+        first, second = _name(row, "model_a", "a", position), _name(row, "model_b", "b", position)
         # Source order is (baseline, candidate): with two answers the second one is the candidate.
         candidate, baseline = (second, first) if pairwise else (first, "")
         key = (candidate, baseline, item.instruction_id)
+        if _nothing(row.get("instruction_id")):
+            times = 1
+            while key in rows:  # the frame repeats the item: one cluster, several ids
+                times += 1
+                key = (candidate, baseline, f"{item.instruction_id}-{times}")
+            item = replace(item, instruction_id=key[2])
         if key in rows:
             raise DataError(f"Rows {rows[key]} and {position} both hold {key}: ids must tell items apart.")
         rows[key] = position
@@ -207,12 +220,26 @@ def _matches(
     return matches, rows
 
 
-def _instruction(row: Mapping[Any, Any], position: int) -> Instruction:
+def _nothing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and value != value)
+
+
+def _name(row: Mapping[Any, Any], column: str, default: str, position: int) -> str:
+    """A model's name; a null one is nobody's."""
+    value = row.get(column, default)
+    if _nothing(value):
+        raise DataError(f"{column} is null in row {position}; name the model, or leave the column out.")
+    return clean(str(value))
+
+
+def _instruction(row: Mapping[Any, Any]) -> Instruction:
     def text(name: str) -> str | None:
         value = row.get(name)
-        return None if value is None or value != value else clean(str(value))  # NaN differs from itself
+        return None if _nothing(value) else clean(str(value))
 
-    identity = text("instruction_id") or str(position)
+    # Without ids the content is one: positions would mix up the items of two frames in one table.
+    content = canonical([text("instruction"), text("system"), text("reference")])
+    identity = text("instruction_id") or digest(content)[:12]
     reference = text("reference")
     return Instruction(
         instruction_id=identity,

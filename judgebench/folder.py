@@ -154,7 +154,7 @@ def _is_number(name: str) -> bool:
 def clear_job(path: Path) -> Path:
     """An empty folder for a numbered job: what an earlier job of ours left goes, anything else is refused."""
     if is_job(path):
-        shutil.rmtree(path)
+        _remove(path)
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         raise ConfigError(f"{path} is needed for a job of the sweep, but holds something else. Move it away.")
     _make(path)
@@ -166,13 +166,29 @@ def check_sweep(out: Path) -> None:
     for path in numbered(out):
         if not is_job(path) and not (path.is_dir() and not path.is_symlink() and not any(path.iterdir())):
             raise ConfigError(f"{path} is no job of ours, but a sweep numbers its jobs. Move it away first.")
+        if (held := _store_in(path)) is not None:
+            raise ConfigError(
+                f"{path} would be cleared for a job of the sweep, but holds a store ({held}). Nothing was "
+                "touched: move the store away, or give another output_dir."
+            )
 
 
 def clear_stale(out: Path, sweep: str) -> None:
     """Remove the jobs that an earlier sweep left in this folder."""
     for path in numbered(out):
         if is_job(path) and read_json(path / STATUS).get("sweep") != sweep:
-            shutil.rmtree(path)
+            _remove(path)
+
+
+def _store_in(job: Path) -> Path | None:
+    """A store that somebody keeps in a job's folder: answers are paid for, tables are not."""
+    return next((path.parent for path in job.rglob("metadata.json")), None)
+
+
+def _remove(job: Path) -> None:
+    if _store_in(job) is not None:
+        raise ConfigError(f"{job} holds a store and is not cleared: give another output_dir.")
+    shutil.rmtree(job)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 from fakes import FakeEngine
 
 import judgebench
+from judgebench import api
 from judgebench.errors import ConfigError, DataError
 from judgebench.model import Model
 
@@ -114,3 +115,32 @@ def test_run_returns_the_frames(tmp_path):
     assert result.leaderboard["win_rate"].tolist() == [50.0]
     assert set(result.verdicts["source"]) == {"rule"}
     assert (result.folder / "leaderboard.parquet").is_file()
+
+
+def test_items_without_ids_are_told_apart_by_content(monkeypatch, tmp_path):
+    monkeypatch.setenv("JUDGEBENCH_STORE", str(tmp_path))
+    one = api._instruction({"instruction": "q", "output_a": "x"})
+    same = api._instruction({"instruction": "q", "instruction_id": None})
+    other = api._instruction({"instruction": "q", "reference": "r"})
+    assert one.instruction_id == same.instruction_id != other.instruction_id
+    frame = pd.DataFrame({"instruction": ["q", "q", "p"], "output_a": ["x", "y", "z"]})
+    (match,), rows = api._matches(frame, False, "frame")
+    ids = [key[2] for key in rows]
+    assert ids[1] == f"{ids[0]}-2"
+    talks = [match.candidate.by_item[identity][0] for identity in ids]
+    assert [talk.outputs for talk in talks] == [["x"], ["y"], ["z"]]
+    assert talks[0].instruction.cluster_id == talks[1].instruction.cluster_id == ids[0]
+
+
+def test_a_frame_that_cannot_be_meant_is_refused():
+    frame = pd.DataFrame({"instruction": ["q"], "output_a": ["x"], "model_a": [None]})
+    with pytest.raises(DataError, match="model_a is null in row 0"):
+        api._matches(frame, False, "frame")
+    with pytest.raises(DataError, match="not a dict"):
+        api._matches({"instruction": ["q"]}, False, "frame")
+    doubled = pd.concat([frame, frame[["output_a"]]], axis=1)
+    with pytest.raises(DataError, match="'output_a' is in the frame twice"):
+        api._matches(doubled, False, "frame")
+    odd = pd.DataFrame({"instruction": ["q"], "output_a": ["x"], "model_a": ["m\ud800"]}, dtype=object)
+    (match,), _ = api._matches(odd, False, "b\ud800")
+    assert (match.candidate.label, match.candidate.benchmark) == ("m\ufffd", "b\ufffd")

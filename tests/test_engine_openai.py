@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fakes import collect, ends, request, tries
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from servers import Fault, Server, serving
 
@@ -467,6 +467,7 @@ ANY_JSON = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     st.dictionaries(st.sampled_from(NAMES), ANY_JSON, max_size=4),
     st.dictionaries(st.sampled_from(NAMES), ANY_JSON, max_size=4),

@@ -9,7 +9,17 @@ import pytest
 
 from judgebench import folder as folders
 from judgebench.errors import ConfigError, Interrupted
-from judgebench.folder import Job, claim, clear_job, clear_stale, fresh, outcomes, recorded, worst
+from judgebench.folder import (
+    Job,
+    check_sweep,
+    claim,
+    clear_job,
+    clear_stale,
+    fresh,
+    outcomes,
+    recorded,
+    worst,
+)
 
 
 def _start(parent: Path, now: datetime) -> str:
@@ -149,3 +159,15 @@ def test_call_takes_none_for_complete() -> None:
             assert job.verb == "x"
 
     assert Job("x", None, None, (), {}).call(Verb()) == (0, 5)
+
+
+def test_a_store_within_a_sweeps_folder_is_never_cleared(tmp_path):
+    job = tmp_path / "0"
+    place = job / "judgements" / "openai" / "m" / "hash"
+    place.mkdir(parents=True)
+    (job / "status.json").write_text("{}")
+    (place / "metadata.json").write_text("{}")
+    for refuse in (lambda: check_sweep(tmp_path), lambda: clear_job(job), lambda: clear_stale(tmp_path, "s")):
+        with pytest.raises(ConfigError, match="holds a store"):
+            refuse()
+    assert (place / "metadata.json").exists()

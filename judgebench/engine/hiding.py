@@ -51,7 +51,8 @@ class Secrets:
             for secret in plain
             for spelling in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1])
         }
-        spelled |= {spelling.lower() for spelling in spelled}
+        # `non-empty` is not the stand-in EMPTY in another spelling.
+        spelled |= {spelling.lower() for spelling in spelled if len(spelling) >= _SURELY_A_KEY}
         self._spellings = sorted(spelled - {""}, key=len, reverse=True)
         self._keys = [spelling for spelling in self._spellings if len(spelling) >= _SURELY_A_KEY]
 

@@ -121,8 +121,8 @@ def api_key(connection: Connection) -> str | None:
     if not key:
         raise EngineError(
             f"The environment variable {name} is not set, which this model's api_key_env names. Set it: "
-            f"export {name}=…, or take a model that needs no key: judge=local, candidate=local (embedded), or "
-            "judge=server with the base_url of a server of yours."
+            f"export {name}=…, or take a model that needs no key: judge=local or candidate=local (embedded), "
+            "or judge=server with the base_url of a server of yours."
         )
     return key
 
