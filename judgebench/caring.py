@@ -10,6 +10,7 @@ from typing import Any
 
 from judgebench.errors import ConfigError, choices
 from judgebench.folder import COMPLETE, ERROR, Job
+from judgebench.report import size
 from judgebench.store import care, database, merging, rescue
 from judgebench.store.layout import ROLES
 from judgebench.store.merging import Merged, Rules
@@ -83,11 +84,9 @@ class Compact:
             self.result += care.compact(root, role, force=self.force)
         for done in self.result:
             if done.folded or done.still_open or done.after < done.before:
-                print(
-                    f"  {_below(done.place, root)}: {_size(done.before)} -> {_size(done.after)}{_told(done)}"
-                )
+                print(f"  {_below(done.place, root)}: {size(done.before)} -> {size(done.after)}{_told(done)}")
         before, after = (sum(getattr(done, name) for done in self.result) for name in ("before", "after"))
-        print(f"{len(self.result)} descriptors, {_size(before)} -> {_size(after)}.")
+        print(f"{len(self.result)} descriptors, {size(before)} -> {size(after)}.")
         return COMPLETE
 
 
@@ -175,11 +174,3 @@ def summary(merged: Merged) -> str:
 
 def _below(path: Path, root: Path) -> Path:
     return path.relative_to(root) if path.is_relative_to(root) else path
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

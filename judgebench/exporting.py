@@ -25,6 +25,7 @@ from judgebench.errors import ConfigError, DataError, choices
 from judgebench.folder import COMPLETE, Job
 from judgebench.protocol import DIRECT, REVERSED, Protocol
 from judgebench.store import flat, layout
+from judgebench.store.deletion import conditions
 from judgebench.store.layout import ROLES
 from judgebench.store.root import root_of
 from judgebench.tables import SURROGATE, appearing, declare
@@ -84,22 +85,9 @@ class Export:
     def _flat(self) -> None:
         write = _parquet if self.format == "parquet" else _jsonl
         self._out.mkdir(parents=True, exist_ok=True)
-        for role in self._roles():
+        for role in conditions(self.role, self.where):
             path = self._out / f"{role}.{self.format}"
             self.result[path] = write(flat.rows(self._root, role, self.where), path, role)
-
-    def _roles(self) -> list[str]:
-        """The roles whose view has all the columns; a column of one role speaks of that role only."""
-        fitting, problem = [], None
-        for role in [self.role] if self.role else ROLES:
-            try:
-                next(flat.rows(self._root, role, self.where), None)
-                fitting.append(role)
-            except ConfigError as error:
-                problem = error
-        if not fitting and problem is not None:
-            raise problem
-        return fitting
 
     # --- the layouts of other tools ------------------------------------------------------------------
 
@@ -110,7 +98,7 @@ class Export:
         loaded = self.benchmark.load(data)
         items = {item.instruction_id: item for item in loaded.everything if len(item.turns) == 1}
         self._left["instructions of several turns"] = len(loaded.everything) - len(items)
-        roles = self._roles()
+        roles = conditions(self.role, self.where)
         if "completions" in roles:
             given = self._only("completions", items, turn=1)
             for model, rows in _by(given, "model_a", "its answers").items():

@@ -14,8 +14,7 @@ from typing import Any
 
 from judgebench.errors import ConfigError, choices
 from judgebench.folder import COMPLETE, Job
-from judgebench.store.deletion import SCOPES, Condition, Match, condition, delete, find, mark
-from judgebench.store.deletion import roles as fitting
+from judgebench.store.deletion import SCOPES, Condition, Match, conditions, delete, find, mark
 from judgebench.store.layout import ROLES
 from judgebench.store.root import root_of
 
@@ -39,25 +38,28 @@ class _ByColumn:
             raise ConfigError(f"role: {choices(self.role, ROLES)}")
         self._check()
         root = root_of(self.store)
-        roles = [self.role] if self.role else fitting(self.where)
-        wanted = {role: condition(role, self.where) for role in roles}
-        found = {role: list(find(root, role, wanted[role], self._scope())) for role in roles}
-        self.result: dict[str, int] = dict.fromkeys(roles, 0)
+        wanted = conditions(self.role, self.where)
+        found = {role: list(find(root, role, wanted[role], self._scope())) for role in wanted}
+        self.result: dict[str, int] = dict.fromkeys(wanted, 0)
         print(f"store {root}")
         if not any(found.values()):
             print("Nothing matches: nothing is touched.")
             return COMPLETE
-        for role in roles:
+        for role in wanted:
             print(preview(role, found[role], self._scope()))
         if not self._sure():
             print("Nothing was touched.")
             return COMPLETE
-        for role in roles:
+        for role in wanted:
             self.result[role] = self._act(root, role, wanted[role])
         self._tell()
         return COMPLETE
 
     def _check(self) -> None:
+        if not self.where:
+            raise ConfigError(
+                "Nothing is selected: name at least one column, for example where.benchmark=NAME."
+            )
         if not isinstance(self.yes, bool):
             raise ConfigError(f"yes={self.yes!r}: true or false. Nothing was touched.")
 

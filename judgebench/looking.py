@@ -26,10 +26,11 @@ from rich.tree import Tree
 
 from judgebench.errors import ConfigError, choices
 from judgebench.folder import COMPLETE, MISSING, Job
-from judgebench.report import csv, literal, write_text
+from judgebench.report import csv, literal, size, write_text
 from judgebench.request import Descriptor
+from judgebench.store.deletion import conditions
 from judgebench.store.layout import ROLES
-from judgebench.store.looking import Entry, conditions, entries
+from judgebench.store.looking import Entry, entries
 from judgebench.store.querying import Rows, query
 from judgebench.store.root import root_of
 from judgebench.tables import SURROGATE, appearing
@@ -243,15 +244,6 @@ def _flat(descriptor: Descriptor) -> dict[str, str]:
         text = literal(text)
         flat[literal(name)] = text if len(text) <= SETTING else f"{text[: SETTING - 9]}…{text[-8:]}"
     return flat
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 # --- query -------------------------------------------------------------------------------------------

@@ -225,3 +225,12 @@ def csv(frame: pd.DataFrame) -> str:
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write UTF-8 whatever the locale, whole or not at all; lone surrogates become U+FFFD."""
     replace(Path(path), SURROGATE.sub("\ufffd", text).encode("utf-8"))
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -22,8 +22,7 @@ from judgebench.leaks import Scan
 from judgebench.request import Descriptor
 from judgebench.shipment import Shipment, pieces_of
 from judgebench.store import layout, parcel
-from judgebench.store.deletion import condition
-from judgebench.store.deletion import roles as fitting
+from judgebench.store.deletion import conditions
 from judgebench.store.merging import Merged, add
 from judgebench.store.packing import Choice, Everything, Matching
 from judgebench.store.parcel import Known, Piece
@@ -98,15 +97,13 @@ class Push:
             raise ConfigError(
                 "run=… chooses by what a run's files name, where.… by column: give one of them."
             )
-        roles: Sequence[str] = layout.ROLES
-        if self.role or self.where:
-            roles = [self.role] if self.role else fitting(self.where)
+        wanted = conditions(self.role, self.where)
         if self.run is not None:
             folder = Path(str(self.run)).expanduser()
-            return {role: bundle(folder, role) for role in roles}
+            return {role: bundle(folder, role) for role in wanted}
         if self.where:
-            return {role: Matching(condition(role, self.where)) for role in roles}
-        return {role: Everything() for role in roles}
+            return {role: Matching(condition) for role, condition in wanted.items()}
+        return {role: Everything() for role in wanted}
 
     def _refuse(self, shipment: Shipment) -> None:
         if lacking := shipment.lacking:

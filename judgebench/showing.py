@@ -21,8 +21,9 @@ from judgebench.errors import ConfigError
 from judgebench.folder import Job
 from judgebench.looking import checked_limit, console, role_of, settings, tell
 from judgebench.report import literal
+from judgebench.store.deletion import conditions
 from judgebench.store.layout import ROLES
-from judgebench.store.looking import Found, conditions, detail, locate, select
+from judgebench.store.looking import Found, detail, locate, select
 from judgebench.store.root import root_of
 
 POSITIONS = 5  # of logprobs

@@ -86,23 +86,28 @@ def condition(role: str, where: Mapping[str, Any]) -> Condition:
     return Condition(" AND ".join(parts) or "1", values, on_attempts, settings)
 
 
-def roles(where: Mapping[str, Any]) -> list[str]:
-    """The roles whose view has all the columns; a column of one role speaks of that role only.
+EVERYTHING = Condition("1", [], True, {})
+
+
+def conditions(role: str | None, where: Mapping[str, Any]) -> dict[str, Condition]:
+    """`where` for the role, or for every role whose view has all the columns. Empty: everything.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: a column that no role has.
     """
-    fitting = []
+    roles = [role] if role else layout.ROLES
+    if not where:
+        return dict.fromkeys(roles, EVERYTHING)
+    found: dict[str, Condition] = {}
     problem: ConfigError | None = None
-    for role in layout.ROLES:
+    for name in roles:
         try:
-            condition(role, where)
-            fitting.append(role)
+            found[name] = condition(name, where)
         except ConfigError as error:
             problem = error
-    if not fitting and problem is not None:
+    if not found and problem is not None:
         raise problem
-    return fitting
+    return found
 
 
 def _flat(tree: Any, before: str = "") -> dict[str, Any]:

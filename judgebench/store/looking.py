@@ -17,10 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from judgebench.errors import ConfigError, StoreError
 from judgebench.request import Descriptor, Key
 from judgebench.store import layout, schema
-from judgebench.store.deletion import Condition, condition
-from judgebench.store.layout import ROLES
+from judgebench.store.deletion import EVERYTHING, Condition
 
-EVERYTHING = Condition("1", [], True, {})
 NAMED = 5  # answers that an error names where a key fits several
 
 T = TypeVar("T")
@@ -58,27 +56,6 @@ def each(
             problems.append(f"{told}: mend it with judgebench repair.")
         else:
             yield made
-
-
-def conditions(role: str | None, where: Mapping[str, Any]) -> dict[str, Condition]:
-    """`where` for the role, or for every role whose view has all the columns. Empty: everything.
-
-    Raises:
-        ConfigError: a column that no role has.
-    """
-    roles = [role] if role else ROLES
-    if not where:
-        return dict.fromkeys(roles, EVERYTHING)
-    found: dict[str, Condition] = {}
-    problem: ConfigError | None = None
-    for name in roles:
-        try:
-            found[name] = condition(name, where)
-        except ConfigError as error:
-            problem = error
-    if not found and problem is not None:
-        raise problem
-    return found
 
 
 # --- what there is -----------------------------------------------------------------------------------
