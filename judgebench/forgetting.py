@@ -6,6 +6,7 @@ Both show what they would touch and what it cost, ask, and are exact.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from judgebench.store.root import root_of
 
 
 @dataclass
-class _ByColumn:
+class _ByColumn(ABC):
     """Select rows by column, show them, ask, act. `result`: how many rows (answers) were touched, by role."""
 
     where: Mapping[str, Any]
@@ -72,17 +73,21 @@ class _ByColumn:
             )
         return input(self._question()).strip().lower() in ("y", "yes")
 
+    @abstractmethod
     def _scope(self) -> str:
-        raise NotImplementedError
+        """Which answers of the matching rows are meant."""
 
+    @abstractmethod
     def _question(self) -> str:
-        raise NotImplementedError
+        """What is asked before it is done."""
 
+    @abstractmethod
     def _act(self, root: Path, role: str, wanted: Condition) -> int:
-        raise NotImplementedError
+        """Do it; how many rows or answers were touched."""
 
+    @abstractmethod
     def _tell(self) -> None:
-        raise NotImplementedError
+        """Say what was done."""
 
 
 @dataclass
