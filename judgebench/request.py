@@ -51,10 +51,14 @@ _TEXTS = frozenset("reasoning_effort grammar".split())
 
 def clean(text: str) -> str:
     """Text that is valid UTF-8: each lone surrogate becomes U+FFFD. NUL and all else stay."""
-    # Most text is ASCII, which is told in no time; a search costs 1 ns a character.
-    if text.isascii() or not SURROGATE.search(text):
+    # Most text is ASCII, which is told in no time; to encode the rest takes a fifth of a search's time.
+    if text.isascii():
         return text
-    return SURROGATE.sub(REPLACEMENT, text)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return SURROGATE.sub(REPLACEMENT, text)
+    return text
 
 
 # Made once: `json.dumps` makes a new encoder for each call that is not all defaults.

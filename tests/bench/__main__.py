@@ -1,4 +1,4 @@
-"""`python -m tests.bench [misses hits mixed stores]`: run the benches and print one table.
+"""`python -m tests.bench [misses hits mixed stores peers full]`: run the benches and print one table.
 
 Nothing fails for being slow: machines differ, and so do their other tenants. Ratios are of things measured
 in turn in the same run.
@@ -14,9 +14,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench import hits, misses, mixed, stores
+from tests.bench import full, hits, misses, mixed, peers, stores
 
-BENCHES = {"misses": misses.lines, "hits": hits.lines, "mixed": mixed.lines, "stores": stores.lines}
+BENCHES = {
+    "misses": misses.lines,
+    "hits": hits.lines,
+    "mixed": mixed.lines,
+    "stores": stores.lines,
+    "peers": peers.lines,
+    "full": full.lines,
+}
 
 
 def main(names: list[str]) -> None:
