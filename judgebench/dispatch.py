@@ -96,7 +96,7 @@ def _single(hydra: Hydra, cfg: DictConfig, verb: str) -> Invocation:
             verb_object, config = build(task_cfg, verb)
             folder = _folder(task_cfg, verb)
             made.extend([folder] if folder else [])
-            job = Job(verb, folder, None, tuple(grammar.scrub(words)), config)
+            job = Job(verb, folder, None, tuple(map(grammar.scrub_word, words)), config)
             told = {"verb": verb, "overrides": job.overrides}
             return folders.recorded(lambda: job.call(verb_object), folder, told)
         except Exception as error:
