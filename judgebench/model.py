@@ -80,12 +80,17 @@ class Model:
                 "written down in many places. Give the bare address, and the key in an environment variable "
                 "that api_key_env names."
             )
+        problem = "it does not begin with http:// or https:// and a host"
         try:
-            urlsplit(base_url).port  # noqa: B018  both are checked when they are asked for
+            parts = urlsplit(base_url)
+            sound = parts.scheme.lower() in ("http", "https") and parts.hostname
+            parts.port  # noqa: B018  checked when it is asked for
         except ValueError as error:
+            sound, problem = None, str(error)
+        if not sound:
             raise ConfigError(
-                f"base_url={base_url!r} leads to no address ({error}): write http://HOST:PORT/v1."
-            ) from None
+                f"base_url={base_url!r} leads to no address ({problem}): write http://HOST:PORT/v1."
+            )
 
     @property
     def shown(self) -> str:
