@@ -43,7 +43,7 @@ class Rank:
 
     runs: Sequence[str]
     ranking: Mapping[str, Any]
-    seed: Mapping[str, Any]
+    seed: Mapping[str, int | None]
     output_dir: str | None = None
 
     def __call__(self, job: Job) -> int:
@@ -127,9 +127,8 @@ def combine_sweep(out: Path) -> None:
         return
     first = json.loads((jobs[0] / "run.json").read_text(encoding="utf-8"))["config"]
     verdicts = read_verdicts(jobs)
-    tables = Tables(
-        verdicts, first.get("ranking") or {}, int((first.get("seed") or {}).get("bootstrap") or 0)
-    )
+    how = {name: value for name, value in (first.get("ranking") or {}).items() if name != "_target_"}
+    tables = Tables(verdicts, how, int((first.get("seed") or {}).get("bootstrap") or 0))
     tables.write(out, {})
     report.terminal(tables.leaderboard)
     say(f"tables  {out}/leaderboard.parquet, metrics.parquet ({len(jobs)} job{'s' * (len(jobs) != 1)})")

@@ -21,9 +21,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from judgebench import kinds
 from judgebench import overrides as grammar
 from judgebench.errors import ConfigError
 from judgebench.hydra_errors import explain
@@ -180,6 +181,7 @@ def build(cfg: DictConfig, verb: str) -> tuple[Any, dict[str, Any]]:
     _check_roles(cfg, verb)
     config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(config, dict)
+    kinds.check(config, get_object)
     return instantiate(_literal(_literal(config)), _convert_="all"), grammar.scrub(config)
 
 

@@ -27,6 +27,8 @@ from judgebench.sweep import sweep
 
 log = logging.getLogger("judgebench")
 
+_FEW = 5  # values of a sweep that a message shows
+
 
 def invoke(
     verb: str,
@@ -45,7 +47,7 @@ def invoke(
         if multirun or cfg.hydra.mode == RunMode.MULTIRUN:
             return sweep(hydra, cfg, verb, words, fail_fast)
         if swept := params(cfg):
-            told = ", ".join(f"{key}={value}" for key, value in swept.items())
+            told = "; ".join(f"{key}={_some(value)}" for key, value in swept.items())
             log.warning(
                 "The configuration defines a sweep (%s), and this is one job. Add -m to run it.", told
             )
@@ -96,7 +98,7 @@ def _single(hydra: Hydra, cfg: DictConfig, verb: str) -> Invocation:
             verb_object, config = build(task_cfg, verb)
             folder = _folder(task_cfg, verb)
             made.extend([folder] if folder else [])
-            job = Job(verb, folder, None, tuple(grammar.scrub(words)), config)
+            job = Job(verb, folder, None, tuple(map(grammar.scrub_word, words)), config)
             told = {"verb": verb, "overrides": job.overrides}
             return folders.recorded(lambda: job.call(verb_object), folder, told)
         except Exception as error:
@@ -112,6 +114,13 @@ def _single(hydra: Hydra, cfg: DictConfig, verb: str) -> Invocation:
         reraise(caught[0], hydra, verb, words, made[0] if made else None)
     status, result = done.return_value
     return Invocation(status, made[0] if made else None, result)
+
+
+def _some(value: str) -> str:
+    """The first few values of a sweep, and how many there are."""
+    values = grammar.split(value)
+    more = f", … ({len(values)} values)" if len(values) > _FEW else ""
+    return ",".join(values[:_FEW]) + more
 
 
 def _folder(cfg: DictConfig, verb: str) -> Path | None:

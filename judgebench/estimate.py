@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -53,14 +54,20 @@ class Method:
     seed: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1:
+        if not _is(Real, self.confidence) or not 0 < self.confidence < 1:
             raise ConfigError(f"confidence={self.confidence!r} is no share between 0 and 1, such as 0.95.")
         if self.interval not in INTERVALS:
             raise ConfigError(f"interval: {choices(self.interval, INTERVALS)}")
-        if self.resamples < 1:
-            raise ConfigError(f"resamples={self.resamples!r} is not positive; 1000 is a good start.")
-        if self.seed < 0:
-            raise ConfigError(f"seed={self.seed!r} is negative; any whole number from 0 on will do.")
+        if not _is(Integral, self.resamples) or self.resamples < 1:
+            raise ConfigError(
+                f"resamples={self.resamples!r} is no positive whole number; 1000 is a good start."
+            )
+        if not _is(Integral, self.seed) or self.seed < 0:
+            raise ConfigError(f"seed={self.seed!r} is no whole number from 0 on; any of them will do.")
+
+
+def _is(kind: type, value: object) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def explain(
     elif isinstance(error, HydraException):
         text = _composition(error, cause, verb, words, settings)
     elif isinstance(error, ValueError) and _from_hydra(error):
-        text = _paragraph(str(error))
+        text = _no_choice(error, verb, words, settings)
     else:
         return None
     return ConfigError(text)
@@ -97,6 +97,18 @@ def _choice(error: MissingConfigException, verb: str, words: Sequence[str]) -> s
         f"{where}{choices(name, known)}{extra} `judgebench {verb} --help` describes them; a conf of your own "
         f"is a file DIR/{group}/{name}.yaml, found with --config-dir DIR."
     )
+
+
+def _no_choice(error: ValueError, verb: str, words: Sequence[str], settings: Settings) -> str:
+    """A number or a mapping where a group wants the name of a conf."""
+    known = settings()
+    odd = [word for word in words if re.search(r"^\w+=(?:[\d.{]|true|false)", word)]
+    mounted = [word for word in odd if isinstance(known.get(parse(word).key), Mapping)]
+    unset = [word for word in odd if known.get(parse(word).key, ...) is None]  # a group, perhaps: engine
+    if not str(error).startswith("Config group override must be") or not (mounted or unset):
+        return _paragraph(str(error))
+    typed = " or ".join(mounted or unset)
+    return f"{typed}: a choice of this group is expected. `judgebench {verb} --help` lists them."
 
 
 def _omegaconf(error: OmegaConfBaseException) -> str:
@@ -227,7 +239,13 @@ def _instantiation(error: InstantiationException) -> JudgebenchError | None:
             return ConfigError(f"{where}{' and '.join(lacking)} must be given: {gives}")
     if isinstance(cause, ValueError):
         return ConfigError(f"{where}{_paragraph(str(cause))}")
-    return None if cause is not None else ConfigError(_paragraph(text))
+    if cause is None:
+        return ConfigError(_paragraph(text))
+    # Constructors read settings and nothing else, so whatever one stumbles over is a setting.
+    return ConfigError(
+        f"{where}{name} cannot be made of these settings ({type(cause).__name__}: {_paragraph(str(cause))}). "
+        "Look for one that is not of the kind that its conf file shows."
+    )
 
 
 def _parameters(target: str) -> list[str]:

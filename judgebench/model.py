@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from judgebench.engine import Engine
 from judgebench.errors import ConfigError
@@ -61,16 +63,34 @@ class Model:
                 raise ConfigError(
                     f"{name}={value!r} arrived as a number or truth value: quote it, \"{name}='{value}'\"."
                 )
-        if self.base_url is not None and ("@" in self.base_url or "?" in self.base_url):
+        if self.base_url is not None:
+            self._check_address(self.base_url)
+        if self.form not in FORMS:
+            raise ConfigError(f"form={self.form!r} is not known. Choices: {', '.join(FORMS)}.")
+        if not isinstance(self.samples, int) or isinstance(self.samples, bool) or self.samples < 1:
+            raise ConfigError(f"samples={self.samples!r}: a whole number of at least 1.")
+        if not isinstance(self.sampling, Mapping):
+            raise ConfigError(f"sampling={self.sampling!r}: settings by name, such as {{temperature: 0}}.")
+        coerce_settings(self.sampling)  # refused here, nothing is written yet
+
+    def _check_address(self, base_url: str) -> None:
+        if re.search("[@?#]", base_url):
             raise ConfigError(
                 f"The base_url of {self.shown!r} holds a user name, a password or a query, which would be "
                 "written down in many places. Give the bare address, and the key in an environment variable "
                 "that api_key_env names."
             )
-        if self.form not in FORMS:
-            raise ConfigError(f"form={self.form!r} is not known. Choices: {', '.join(FORMS)}.")
-        if int(self.samples) < 1:
-            raise ConfigError(f"samples={self.samples!r}: at least one is needed.")
+        problem = "it does not begin with http:// or https:// and a host"
+        try:
+            parts = urlsplit(base_url)
+            sound = parts.scheme.lower() in ("http", "https") and parts.hostname
+            parts.port  # noqa: B018  checked when it is asked for
+        except ValueError as error:
+            sound, problem = None, str(error)
+        if not sound:
+            raise ConfigError(
+                f"base_url={base_url!r} leads to no address ({problem}): write http://HOST:PORT/v1."
+            )
 
     @property
     def shown(self) -> str:

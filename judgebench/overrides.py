@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from judgebench.errors import ConfigError
+from judgebench.request import names_secret
 
 ROLES = ("candidate", "baseline", "judge")
 
@@ -42,8 +43,11 @@ _OPEN, _CLOSE = "([{", ")]}"
 _SECRET_KEY = re.compile(
     r"(?:.*[._])?(?:api|access|auth|bearer|private|secret|session|hf)_?(?:key|token)s?"
     r"|(?:.*[._])?(?:secret|password|passwd|authorization|credentials|bearer|subscription_key)|(?:.*\.)?token"
-    r"|.*\.(?:auth|headers(?:\..+)?)|.*\.(?:sampling|settings|body|extra_\w+)\.(?:.*\.)?key"
+    r"|.*\.(?:auth|headers(?:\..+)?)"
 )
+# Below these everything is sent; elsewhere a `key` is a column.
+_SENT = re.compile(r"(?:^|\.)(?:sampling|(?:\w+_)?settings|body|extra_\w+)\.(.+)")
+_TOKEN = re.compile(r"\s*(?:['\"]?([\w-]+)['\"]?\s*:\s*)?(?:([{\[])|([}\]])|([^,{}\[\]]+))")
 # What a URL holds before its host, up to the last @ of it, and values in its query that are keys.
 _IN_URL = re.compile(
     r"(?<=://)[^\s/]*@|(?<=://)\S*:\S*@(?=[^\s/@]+)"
@@ -237,11 +241,12 @@ def refuse_secrets(words: Iterable[str]) -> None:
     for word in words:
         prefix, key, value = parse(word)
         text = key if value is None else value
-        named = value not in (None, "", "null") and looks_secret(key) and prefix != "~"
+        named = prefix != "~" and value is not None and any(_is_secret(*pair) for pair in _pairs(key, value))
         in_url = _IN_URL.search(text)
         if not named and not in_url and not _SECRET_VALUE.search(text) and not _holds(text, held):
             continue
-        owner = key if key in ROLES else key.rpartition(".")[0]
+        role = re.match(r"(?:candidate|baseline|judge|judges\.[\w-]+)(?=\.|$)", key)
+        owner = role[0] if role else key.rpartition(".")[0]
         where = "One word" if value is None else scrub_text(key, held)
         raise ConfigError(
             f"{where}: a secret on the command line is refused, since it would stay in the shell's history "
@@ -257,7 +262,33 @@ def _holds(text: str, held: frozenset[str]) -> bool:
 
 def looks_secret(key: str) -> bool:
     """Whether a setting of this name is a secret (`api_key`, `hf_token`; not `max_tokens`, `api_key_env`)."""
-    return bool(_SECRET_KEY.fullmatch(key.lower().replace("-", "_")))
+    sent = _SENT.search(key)
+    return bool(_SECRET_KEY.fullmatch(key.lower().replace("-", "_"))) or (
+        sent is not None and any(map(names_secret, sent[1].split(".")))
+    )
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    """By its name; or an address that holds more than the address (which `Model` refuses)."""
+    if value in (None, "", "null"):
+        return False
+    return looks_secret(key) or (
+        key.rpartition(".")[2] == "base_url" and bool(re.search("[@?#]", str(value)))
+    )
+
+
+def _pairs(key: str, value: str) -> list[tuple[str, str]]:
+    """An override, and what stands within it: `a.b={c: {d: 1}}` holds a.b.c and a.b.d as well."""
+    found, path = [(key, value)], [key]
+    for name, opens, closes, text in _TOKEN.findall(value) if value.startswith(("{", "[")) else ():
+        here = f"{path[-1]}.{name}" if name else path[-1]
+        if opens:
+            path.append(here)
+        elif closes and len(path) > 1:
+            path.pop()
+        elif text and name:
+            found.append((here, text.strip()))
+    return found
 
 
 def secrets(environ: Mapping[str, str] = os.environ) -> frozenset[str]:
@@ -276,14 +307,23 @@ def scrub_text(text: str, held: frozenset[str] | None = None) -> str:
     return _SECRET_VALUE.sub(HIDDEN, _IN_URL.sub(HIDDEN, text))
 
 
-def scrub(value: Any, held: frozenset[str] | None = None) -> Any:
+def scrub_word(word: str) -> str:
+    """An override in which secrets are `***`: by their name, or by their value."""
+    prefix, key, value = parse(word)
+    if value is not None and any(_is_secret(*pair) for pair in _pairs(key, value)):
+        return str(Override(prefix, key, HIDDEN))
+    return scrub_text(word)
+
+
+def scrub(value: Any, held: frozenset[str] | None = None, path: str = "") -> Any:
     """A copy of nested settings in which secrets are `***`: by the name of their key, or by their value."""
     held = secrets() if held is None else held
     if isinstance(value, dict):
+        paths = {key: f"{path}.{key}" if path else str(key) for key in value}
         return {
-            key: HIDDEN if item is not None and looks_secret(str(key).lower()) else scrub(item, held)
+            key: HIDDEN if _is_secret(paths[key], item) else scrub(item, held, paths[key])
             for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [scrub(item, held) for item in value]
+        return [scrub(item, held, path) for item in value]
     return scrub_text(value, held) if isinstance(value, str) else value

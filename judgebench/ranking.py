@@ -33,6 +33,18 @@ FACTS = tuple(
 BATTLE = (*ITEM, *FACTS)
 
 
+def options(
+    confidence: float = 0.95, interval: str = "analytic", resamples: int = 1000, *, seed: int = 0
+) -> dict[str, Any]:
+    """The arguments of `leaderboard` and `metrics`, checked: before anything is paid for, not after.
+
+    Raises:
+        ConfigError: an argument that cannot be meant.
+    """
+    Method(confidence, interval, resamples, seed)
+    return {"confidence": confidence, "interval": interval, "resamples": resamples}
+
+
 def leaderboard(
     battles: pd.DataFrame,
     *,

@@ -34,12 +34,16 @@ EXECUTION_ONLY = frozenset(
     """.split()
 )
 
-# Never sent as a setting and never hashed: keys come from `api_key_env` alone.
+# Never sent as a setting and never hashed: keys come from `api_key_env` alone. `names_secret` normalises.
 SECRETS = frozenset(
     """
-    api_key apikey key token access_token auth_token authorization auth bearer headers extra_headers
-    password secret client_secret subscription_key credentials
+    api_key apikey key token authorization auth bearer cookie credential credentials headers extra_headers
+    jwt pass passwd password pwd sas secret sig signature
     """.split()
+)
+_SECRET = re.compile(
+    r"(?:.*_)?(?:api|access|account|auth|bearer|client|hf|id|private|secret|session|subscription)_?"
+    r"(?:key|secret|token)s?|.*_(?:authorization|cookie|headers|passwd|password|pwd|secret|signature)"
 )
 
 _FLOATS = frozenset(
@@ -132,13 +136,22 @@ def coerce_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def names_secret(name: str) -> bool:
+    """Whether a setting of this name is a secret, however it is spelt: `x-api-key`, `apiKey`, `API_KEY`."""
+    plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").removeprefix("x_")
+    return plain in SECRETS or bool(_SECRET.fullmatch(plain))
+
+
 def _refuse_secrets(name: str, value: Any) -> None:
     """Neither a setting nor anything within one may be named like a secret."""
-    if name.lower().replace("-", "_").removeprefix("x_") in SECRETS:
+    if names_secret(name):
         raise ConfigError(f"{name!r} may not stand among settings: name its variable in api_key_env.")
     if isinstance(value, Mapping):
         for inner, within in value.items():
             _refuse_secrets(str(inner), within)
+    elif isinstance(value, (list, tuple)):
+        for within in value:
+            _refuse_secrets("", within)
 
 
 def _coerce(name: str, value: Any) -> Any:
@@ -167,6 +180,8 @@ def _logprobs(value: Any) -> dict[str, Any]:
     positions = str(value.get("positions", "first"))
     if positions not in ("first", "all"):
         raise ValueError("positions is 'first' or 'all'")
+    if "count" not in value:
+        raise ValueError("count is missing: how many alternatives, as in {count: 5}")
     return {"count": int(value["count"]), "positions": positions}
 
 
@@ -310,7 +325,8 @@ class Request:
 @lru_cache(maxsize=512)
 def _endpoint(base_url: str) -> str:
     stripped = re.sub(r"^[a-z]+://", "", base_url.strip(), flags=re.IGNORECASE).rstrip("/")
-    return re.sub(r"^.*@", "", stripped)  # user:password@ is a secret; `Model` refuses it
+    # What may be a secret; `Model` refuses such an address.
+    return re.split("[?#]", re.sub(r"^.*@", "", stripped), maxsplit=1)[0]
 
 
 def endpoint_of(base_url: str | None, endpoint_id: str | None) -> str | None:

@@ -152,7 +152,7 @@ def _launch(hydra: Hydra, cfg: DictConfig, sweep: _Sweep) -> None:
 
 def _job(cfg: DictConfig, sweep: _Sweep) -> int:
     """One job of a sweep, perhaps in a process of its own: whatever happens ends up in its folder."""
-    words = tuple(map(grammar.scrub_text, task_words(HydraConfig.get())))
+    words = tuple(map(grammar.scrub_word, task_words(HydraConfig.get())))
     number = int(HydraConfig.get().job.num)
     home = folders.clear_job(Path(sweep.out) / str(number))
     visible = _short(home) if sweep.writes else None
@@ -201,7 +201,7 @@ def _finish(
             log.error("%s could not be combined", _short(out), exc_info=True)
     status = folders.worst(statuses)
     if sweep.writes:
-        told = {"verb": sweep.verb, "overrides": grammar.scrub(list(typed)), "sweep": sweep.key}
+        told = {"verb": sweep.verb, "overrides": list(map(grammar.scrub_word, typed)), "sweep": sweep.key}
         folders.write_json(
             out / folders.SWEEP_MARK, {**told, "status": status, "jobs": [vars(job) for job in jobs]}
         )

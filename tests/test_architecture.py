@@ -31,7 +31,7 @@ LAYERS = [
     {"caring", "combine", "exporting", "forgetting", "imported", "looking", "planning", "sharing"},
     {"browsing", "importing", "showing"},
     {"verbs"},
-    {"compose", "hydra_errors"},
+    {"compose", "hydra_errors", "kinds"},
     {"sweep"},
     {"dispatch"},
     {"cli"},

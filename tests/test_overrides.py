@@ -11,6 +11,7 @@ from judgebench.overrides import (
     refuse_secrets,
     scrub,
     scrub_text,
+    scrub_word,
     secrets,
     shell,
     shown,
@@ -81,7 +82,7 @@ def test_text_settings_stay_what_was_typed(key: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["output_dir", "store.root", "data_dir", "benchmark.path", "judge.base_url", "judge.label", "where.x"],
+    ["output_dir", "store.root", "data_dir", "benchmark.path", "judge.weights", "judge.label", "where.x"],
 )
 @pytest.mark.parametrize("text", [text for text in AWKWARD if text not in ("null", "[a]")])
 def test_all_text_settings(key: str, text: str) -> None:
@@ -287,6 +288,60 @@ def test_scrub() -> None:
         "HOME": "whatever",
     }
     assert secrets(environ) == {"abcdef", "banana"}
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "judge.base_url=http://user:hunter2@127.0.0.1:1/v1",
+        "judge.base_url=htp://user:pa@hunter2@host",
+        "judge.base_url=http://user:pa/hunter2@host",
+        "judge.base_url=user:hunter2@host/v1",
+        "judge.base_url=http://host/v1?x=hunter2",
+        "judge.base_url=http://host/v1#hunter2",
+        "judge={provider: x, base_url: http://host/v1?x=hunter2}",
+        "+judge.sampling.x-api-key=hunter2",
+        "+judge.sampling.x_auth=hunter2",
+        "+judge.sampling.pwd=hunter2",
+        "+judge.sampling.extra_headers.X=hunter2",
+        "+judge.sampling={extra_query: {a: 1, key: hunter2}}",
+        "++judge={provider: x, sampling: {a: {b: 1}, key: hunter2}}",
+        "+judge.sampling.extra_body={a: [{apiKey: hunter2}]}",
+    ],
+)
+def test_secrets_in_addresses_and_settings_are_refused_and_scrubbed(word: str) -> None:
+    with pytest.raises(ConfigError, match=r" judge\.api_key_env=") as caught:
+        prepare([word])
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in scrub_word(word)
+    assert scrub_word(word).partition("=")[0] == word.partition("=")[0]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "judge.base_url=http://127.0.0.1:8000/v1",
+        "judge.sampling={max_tokens: 5, stop: [a, b]}",
+        "benchmark.columns={key: id, output: a}",
+        "where.subject_key=abc",
+        "~judge.api_key",
+        "limit=3",
+    ],
+)
+def test_other_words_stay(word: str) -> None:
+    prepare([word])
+    assert scrub_word(word) == word
+
+
+def test_settings_of_a_conf_are_scrubbed_by_their_whole_name() -> None:
+    config = {
+        "judge": {"sampling": {"key": "x", "a": [{"pwd": "x"}]}, "base_url": "http://h/v1?x=y"},
+        "key": 1,
+    }
+    assert scrub(config, frozenset()) == {
+        "judge": {"sampling": {"key": "***", "a": [{"pwd": "***"}]}, "base_url": "***"},
+        "key": 1,
+    }
 
 
 def test_shown_is_the_inverse_of_the_sugar() -> None:

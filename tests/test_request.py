@@ -23,6 +23,7 @@ from judgebench.request import (
     digest,
     endpoint_of,
     messages_input,
+    names_secret,
     prompt_input,
 )
 
@@ -129,9 +130,30 @@ def test_secrets_are_refused_and_not_repeated(name):
 
 @given(st.text(), st.integers(min_value=1, max_value=9))
 def test_any_unknown_setting_moves_the_key(name, value):
-    if name.lower() in SECRETS or name in EXECUTION_ONLY or name in BODY:
+    if names_secret(name) or name in EXECUTION_ONLY or name in BODY:
         return
     assert ask("{}", {name: value}).key != ask("{}").key
+
+
+@pytest.mark.parametrize(
+    "name",
+    "x-api-key api-key X_Api_Key apiKey Ocp-Apim-Subscription-Key accessToken hf_token x_auth pwd".split(),
+)
+@pytest.mark.parametrize("shape", [lambda name: {name: "hunter2"}, lambda name: {"a": [{name: "hunter2"}]}])
+def test_secrets_are_known_however_they_are_spelt_and_wherever_they_stand(name, shape):
+    with pytest.raises(ConfigError, match="api_key_env") as caught:
+        coerce_settings(shape(name))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "stop_token_ids", "eos_token", "logit_bias", "top_k"])
+def test_settings_of_other_names_are_no_secrets(name):
+    assert not names_secret(name)
+
+
+def test_logprobs_without_a_count_are_refused():
+    with pytest.raises(ConfigError, match="count is missing"):
+        coerce_settings({"logprobs": {"positions": "first"}})
 
 
 def test_positions_of_logprobs_count():

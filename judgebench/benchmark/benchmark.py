@@ -309,7 +309,7 @@ def files(
     path: str,
     name: str | None = None,
     columns: Mapping[str, str] | None = None,
-    outputs: Sequence[str] | Mapping[str, str] = (),
+    outputs: Sequence[str] | Mapping[str, str] | None = None,
     answers: str | None = None,
     labels: str | None = None,
     baseline: str | None = None,
@@ -321,14 +321,15 @@ def files(
             (else the row's number), `system`, `reference`, `category`, `language`, `cluster_id`.
         name: shown in tables; default the file's stem.
         columns: our name -> the file's, where they differ.
-        outputs: columns of that file that hold models' answers; a mapping names models by column.
+        outputs: columns of that file that hold models' answers; a mapping {model: column}
+            where they are called otherwise.
         answers: a file of answers with the columns model, output and instruction_id (or
             instruction), or one file a model with `{model}` in its path.
         labels: a file of known truths: instruction_id, better, worse.
         baseline: whom candidates are compared with.
     """
     columns = dict(columns or {})
-    named = dict(outputs) if isinstance(outputs, Mapping) else {column: column for column in outputs}
+    named = dict(outputs) if isinstance(outputs, Mapping) else {column: column for column in outputs or ()}
     tables: dict[str, Table] = {
         model: Table(path, columns=columns | {"output": column}) for model, column in named.items()
     }

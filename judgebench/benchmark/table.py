@@ -91,7 +91,7 @@ def columns_of(rows: Sequence[Row]) -> list[str]:
 def _read(kind: str, located: Located) -> list[Row]:
     try:
         return FORMATS[kind](located.path)
-    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, RecursionError) as error:
         problem = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"{located.path} does not read as {kind}: {problem}.") from error
 
