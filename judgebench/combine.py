@@ -15,6 +15,7 @@ from judgebench import ranking, report
 from judgebench.errors import ConfigError, DataError
 from judgebench.folder import COMPLETE, Job, is_job
 from judgebench.progress import say
+from judgebench.settings import Seeds
 from judgebench.tables import LEADERBOARD, METRICS, VERDICTS, read_parquet, write_parquet
 from judgebench.verdict import battles
 
@@ -43,13 +44,13 @@ class Rank:
 
     runs: Sequence[str]
     ranking: Mapping[str, Any]
-    seed: Mapping[str, int | None]
+    seed: Seeds
     output_dir: str | None = None
 
     def __call__(self, job: Job) -> int:
         """Read, rank, show; writes tables only into an `output_dir`."""
         verdicts = read_verdicts(self.runs)
-        tables = Tables(verdicts, self.ranking, int(self.seed.get("bootstrap") or 0))
+        tables = Tables(verdicts, self.ranking, self.seed.get("bootstrap") or 0)
         self.result = tables
         if job.folder is not None:
             tables.write(job.folder, {})

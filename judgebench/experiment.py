@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from judgebench import canary
+from judgebench import canary, ranking
 from judgebench.answers import Answers
 from judgebench.benchmark import Benchmark, Loaded, Truth
 from judgebench.engine import Engine
@@ -27,6 +27,7 @@ from judgebench.model import Model
 from judgebench.protocol import Protocol
 from judgebench.recordings import Recordings
 from judgebench.request import Request, canonical, digest
+from judgebench.settings import RoleStore, Seeds, Store
 from judgebench.stage import Deliver, Mode, Outcome, check_mode, fill
 from judgebench.store import RoleRoot, instants
 from judgebench.store.layout import ROLES
@@ -50,8 +51,8 @@ class Experiment:
     shard: str | None = None
     check_judge: bool = True
     explain: bool = False
-    seed: Mapping[str, Any] = field(default_factory=dict)
-    store: Mapping[str, Any] = field(default_factory=dict)
+    seed: Seeds = field(default_factory=Seeds)
+    store: Store = field(default_factory=Store)
     data_dir: str | None = None
     output_dir: str | None = None
     experiment: Any = None
@@ -68,8 +69,17 @@ class Experiment:
 
     def mode(self, role: str) -> Mode:
         """The store mode of a role: its own, else the common one."""
-        own = (self.store.get(role) or {}).get("mode")
+        of_role: dict[str, RoleStore | None] = {name: self.store.get(name) for name in ROLES}  # type: ignore[misc]
+        own = (of_role[role] or {}).get("mode")
         return check_mode(str(own or self.store.get("mode") or "use"))
+
+    @property
+    def bootstrap_seed(self) -> int:
+        """Of the resampling in the ranking."""
+        seed = self.seed.get("bootstrap") or 0
+        if seed < 0:
+            raise ConfigError(f"seed.bootstrap={seed}: a whole number from 0 on is expected.")
+        return seed
 
     @property
     def also(self) -> list[Path]:
@@ -89,6 +99,7 @@ class Experiment:
         Raises:
             ConfigError, DataError: anything that would make the run impossible.
         """
+        ranking.options(**self.ranking, seed=self.bootstrap_seed)  # before anybody is paid, not after
         loaded = self.benchmark.load(self.data, limit=self.limit, shard=self.shard)
         candidate = Answers(self.seeded(self.candidate), loaded, "candidate")
         baseline: Answers | None = None
@@ -106,7 +117,7 @@ class Experiment:
         truths = loaded.truths() if self.check_judge else []
         matches += [match for match in self._checks(loaded, truths, sides) if match != matches[0]]
         judges = {name: self.seeded(model) for name, model in self._judges().items()}
-        order = int(self.seed.get("order") or 0)
+        order = self.seed.get("order") or 0
         judgements = Judgements(self.protocol, judges, matches, order, self.data)
         return Prepared(self, loaded, list(sides.values()), matches, judgements, truths)
 

@@ -33,6 +33,7 @@ from judgebench.protocol import Protocol
 from judgebench.recorded_answers import Given, Place, read_answers
 from judgebench.recordings import Recording, Recordings, asked_otherwise
 from judgebench.request import Key, Request, clean
+from judgebench.settings import Seeds, Store
 from judgebench.stage import Outcome, fill
 from judgebench.store import Answer, RoleRoot
 
@@ -52,8 +53,8 @@ class Import:
     limit: int | None = None
     shard: str | None = None
     check_judge: bool = True
-    seed: Mapping[str, Any] = field(default_factory=dict)
-    store: Mapping[str, Any] = field(default_factory=dict)
+    seed: Seeds = field(default_factory=Seeds)
+    store: Store = field(default_factory=Store)
     data_dir: str | None = None
     engine: Any = None  # of a run's words; an import asks nobody
     experiment: Any = None

@@ -11,7 +11,7 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from judgebench.errors import ConfigError, choices
 
@@ -66,12 +66,22 @@ def _check(value: Any, kind: Any, path: str) -> None:
         raise ConfigError(_refusal(value, kinds, path))
     if len(fitting) == 1:
         inner = get_args(fitting[0])
+        if is_typeddict(fitting[0]) and isinstance(value, dict):
+            _check_keys(value, get_type_hints(fitting[0]), path)
         if isinstance(value, list) and inner:
             for number, item in enumerate(value):
                 _check(item, inner[0], f"{path}.{number}")
         elif isinstance(value, dict) and "_target_" not in value and len(inner) == 2:
             for name, item in value.items():
                 _check(item, inner[1], f"{path}.{name}")
+
+
+def _check_keys(value: dict[Any, Any], declared: dict[str, Any], path: str) -> None:
+    """A plain mapping whose keys are declared: each is known, and its value of its kind."""
+    for name, item in value.items():
+        if name not in declared:
+            raise ConfigError(f"{path}.{name}: {choices(name, declared)}")
+        _check(item, declared[name], f"{path}.{name}")
 
 
 def _has_shape(value: Any, kind: Any) -> bool:
@@ -84,7 +94,7 @@ def _has_shape(value: Any, kind: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if origin in _WORDS:
         return isinstance(value, origin)
-    if origin in (Mapping, dict):
+    if origin in (Mapping, dict) or is_typeddict(origin):
         return isinstance(value, dict)
     if origin in (Sequence, list, tuple):
         return isinstance(value, list)
@@ -108,6 +118,9 @@ def _refusal(value: Any, kinds: Sequence[Any], path: str) -> str:
     literals = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     if literals and isinstance(value, str):
         return f"{path}: {choices(value, map(str, literals))}"
+    if value is False and "off" in literals:
+        key = path.rpartition(".")[2]
+        return f"{path}=false: a bare off is false to YAML, so write it in quotes ({key}: 'off')."
     words = [_word(kind) for kind in kinds]
     wanted = " or ".join(dict.fromkeys(words))
     quoted = ""
@@ -122,7 +135,7 @@ def _word(kind: Any) -> str:
         return _WORDS[origin]
     if origin is Literal:
         return " or ".join(map(str, get_args(kind)))
-    if origin in (Mapping, dict):
+    if origin in (Mapping, dict) or is_typeddict(origin):
         return "a mapping {NAME: VALUE}"
     if origin in (Sequence, list, tuple):
         return "a list [A, B]"

@@ -125,7 +125,7 @@ def _write(folder: Path, prepared: Prepared, filled: Filled) -> tuple[Any, ...]:
     if checks:
         rest = everything[~mine].reset_index(drop=True)
         write_parquet(rest, folder / "check_verdicts.parquet", VERDICTS, provenance)
-    tables = Tables(verdicts, experiment.ranking, int(experiment.seed.get("bootstrap") or 0))
+    tables = Tables(verdicts, experiment.ranking, experiment.bootstrap_seed)
     tables.write(folder, provenance)
     check = _judge_check(prepared, everything)
     if check is not None:

@@ -22,6 +22,7 @@ LAYERS = [
     {"explain", "protocol"},
     {"tally"},
     {"stage"},
+    {"settings"},
     {"answers", "recordings"},
     {"judgements", "convert", "canary", "recorded_answers"},
     {"experiment", "progress"},

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import pytest
 
@@ -16,6 +16,15 @@ class Part:
     size: int = 1
 
 
+class Inner(TypedDict, total=False):
+    mode: Literal["on", "off"] | None
+
+
+class Keys(TypedDict, total=False):
+    size: int | None
+    inner: Inner | None
+
+
 @dataclass
 class Whole:
     n: int = 1
@@ -27,6 +36,7 @@ class Whole:
     part: Part | None = None
     parts: Sequence[Part] | Mapping[str, Part | None] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    keys: Keys | None = None
     anything: Any = None
     call: Callable[[], int] | None = None
 
@@ -48,6 +58,8 @@ PART = {"_target_": "Part", "size": 2}
         {"n": 1, "x": 1, "maybe": None, "text": "t", "flag": True, "word": "two", "part": None},
         {"x": 0.5, "maybe": 5, "part": PART, "parts": [PART], "names": {"a": "b"}, "anything": object()},
         {"parts": {"a": PART, "b": None}, "names": {"_target_": "function", "n": 1}, "call": "f"},
+        {"keys": {}, "maybe": 1},
+        {"keys": {"size": None, "inner": {"mode": "off"}}},
         {"unknown": 1},
     ],
 )
@@ -73,6 +85,11 @@ def test_what_fits(settings):
         ({"parts": [PART, 5]}, r"a\.parts\.1=5"),
         ({"parts": {"k": 5}}, r"a\.parts\.k=5"),
         ({"parts": "ab"}, r"a list \[A, B\] or a mapping \{NAME: VALUE\}"),
+        ({"keys": 5}, r"a\.keys=5: a mapping"),
+        ({"keys": {"size": "x"}}, r"a\.keys\.size='x': a whole number"),
+        ({"keys": {"sise": 1}}, r"a\.keys\.sise: 'sise' is not known. Did you mean 'size'"),
+        ({"keys": {"inner": {"mode": "of"}}}, r"a\.keys\.inner\.mode: 'of' is not known. Did you mean 'off'"),
+        ({"keys": {"inner": {"mode": False}}}, r"a\.keys\.inner\.mode=false: a bare off"),
         ({"names": {"k": 5}}, r"a\.names\.k=5"),
         ({"text": {"a": "b" * 500}}, r"b…: a text"),
     ],
@@ -121,6 +138,18 @@ JOB = [
         ("ranking=5", "ranking=5: a choice of this group is expected"),
         ("judge.samples=1.5", "judge.samples=1.5: a whole number"),
         ("judge.samples=abc", "judge.samples='abc': a whole number"),
+        ("seed.order=abc", "seed.order='abc': a whole number or null"),
+        ("seed.bootstrap=abc", "seed.bootstrap='abc': a whole number"),
+        ("seed.sampling=1.5", "seed.sampling=1.5: a whole number"),
+        ("+seed.ordre=1", "seed.ordre: 'ordre' is not known. Did you mean 'order'"),
+        ("store.also=5", "store.also=5: a text or a list"),
+        ("store.also=[a,5]", "store.also.1=5: a text"),
+        ("store.mode=onyl", "store.mode: 'onyl' is not known. Did you mean 'only'"),
+        ("store.completions=5", "store.completions=5: a mapping"),
+        ("store.completions.mode=x", "store.completions.mode: 'x' is not known"),
+        ("store.mixed=x", "store.mixed: 'x' is not known. Choices: ignore, refuse, report"),
+        ("store.canary=abc", "store.canary='abc': true or false"),
+        ("ranking.confidence=2", "confidence=2 is no share"),
         ("seed=5", "seed=5: a mapping"),
         ("judges=5", "judges=5: a mapping"),
         ("check_judge=abc", "true or false"),
@@ -140,3 +169,10 @@ def test_columns_of_a_benchmark_are_a_mapping(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["run", *JOB, "benchmark=files", "benchmark.path=x.csv", "benchmark.columns=5"]) == 1
     assert "benchmark.columns=5: a mapping" in capsys.readouterr().err
+
+
+def test_a_negative_seed_of_the_ranking_is_refused_before_anybody_is_asked(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    # Nothing listens: a run that asked first would say so.
+    assert main(["run", *JOB, "judge.base_url=http://127.0.0.1:9/v1", "seed.bootstrap=-1"]) == 1
+    assert "seed.bootstrap=-1: a whole number from 0 on is expected" in capsys.readouterr().err
