@@ -255,6 +255,48 @@ def test_every_format_gives_the_same(tmp_path: Path, ending: str) -> None:
     assert benchmark.shipped_models() == ["first", "second"]
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
+def test_nan_is_null_in_every_format(tmp_path: Path, ending: str) -> None:
+    nan = float("nan")
+    rows = [
+        {"instruction": "a", "category": "c", "m": "x", "better": "m", "worse": "n", "instruction_id": "p"},
+        {"instruction": "b", "category": nan, "m": nan, "better": nan, "worse": nan, "instruction_id": "q"},
+        {
+            "instruction": "c",
+            "category": None,
+            "m": None,
+            "better": None,
+            "worse": None,
+            "instruction_id": "r",
+        },
+    ]
+    path = tmp_path / f"own.{ending}"
+    if ending == "parquet":
+        # A text column holds no NaN; one of numbers does.
+        for row in rows:
+            row.update(category=row["category"] and None, m=2.5 if row["m"] == "x" else row["m"])
+            row.update({name: None for name in ("better", "worse") if row[name] != row[name]})
+    written(path, rows)
+    benchmark = loaded(path, outputs=["m"], labels=str(path))
+    assert benchmark.shipped("m") == {
+        "p": ("2.5" if ending == "parquet" else "x",),
+        "q": (None,),
+        "r": (None,),
+    }
+    assert [item.category for item in benchmark.instructions][1:] == [None, None]
+    assert [truth.instruction_id for truth in benchmark.truths()] == ["p"]
+
+
+def test_any_benchmark_takes_answers_from_a_column_of_its_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "own.jsonl", [{"qid": 7, "instruction": "q", "gpt": "a"}])
+    table = Table(str(path), columns={"instruction_id": "qid"})
+    benchmark = Benchmark("mine", table, outputs={"org/model": "gpt", "other": None}).load(None)
+    assert benchmark.shipped_models() == ["org/model"]
+    assert benchmark.shipped("org/model") == {"7": ("a",)}
+    with pytest.raises(DataError, match=r"'gtp' is not known\. Did you mean 'gpt'"):
+        Benchmark("mine", table, outputs={"org/model": "gtp"}).load(None)
+
+
 def test_columns_under_other_names(tmp_path: Path) -> None:
     rows = [{"qid": 7, "question": "q", "topic": "t", "gpt": "a", "outputs": "not this", "ref": "[1]"}]
     path = written(tmp_path / "own.jsonl", rows)

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -36,8 +36,8 @@ class Benchmark:
             if there is one, else the position.
         outputs: shipped answers: rows with `output` or `outputs` (a list, one a turn), joined by
             `instruction_id` if they have it, else by the exact `instruction` text, else by row.
-            A mapping's key tells whose they are; under the key `*`, or in a list, the column `model`
-            does, or the URL holds `{model}`.
+            A mapping's key tells whose they are, and a plain text there is a column of the instructions'
+            file; under the key `*`, or in a list, the column `model` does, or the URL holds `{model}`.
         reference: a table of reference answers, joined by `instruction_id`.
         truth: `{better, worse}`: two shipped models of which one is better in every item.
         labels: a table of known preferences: `instruction_id`, `better`, `worse`.
@@ -50,7 +50,7 @@ class Benchmark:
     name: str
     instructions: Table
     id: Literal["column", "position", "auto"] = "column"
-    outputs: Sequence[Table] | Mapping[str, Table | None] = ()
+    outputs: Sequence[Table] | Mapping[str, Table | str | None] = ()
     reference: Table | None = None
     truth: Mapping[str, str] | None = None
     labels: Table | None = None
@@ -81,12 +81,25 @@ class Benchmark:
             references = _references(reference_rows, from_where.path)
         everything = items.instructions(rows, located.path, self.id, references)
         chosen = items.select(everything, limit, shard)
-        if isinstance(self.outputs, Mapping):
-            for table in self.outputs.values():
-                # A misspelt column would make a shipped model a live one, asked and paid for.
-                if table is not None and table.url == self.instructions.url:
-                    table.read(data_dir)
+        for fixed, table in self.tables():
+            # A misspelt column would make a shipped model a live one, asked and paid for.
+            if fixed is not None and table.url == self.instructions.url:
+                table.read(data_dir)
         return Loaded(self, data_dir, tuple(everything), chosen, sources)
+
+    def tables(self) -> list[tuple[str | None, Table]]:
+        """The tables of shipped answers, each with the model whose they are, or null where that varies."""
+        if not isinstance(self.outputs, Mapping):
+            return [(None, table) for table in self.outputs]
+        own = self.instructions
+        return [
+            (None if name == "*" else str(name), table)
+            for name, given in self.outputs.items()
+            if given is not None
+            for table in [
+                replace(own, columns={**own.columns, "output": given}) if isinstance(given, str) else given
+            ]
+        ]
 
 
 @dataclass
@@ -122,7 +135,7 @@ class Loaded:
     def shipped_models(self) -> list[str]:
         """The names of models with shipped answers, as far as the files tell without fetching."""
         names: set[str] = set()
-        for fixed, table in self._tables():
+        for fixed, table in self.benchmark.tables():
             if fixed is not None:
                 names.add(fixed)
             elif "{model}" in table.url:
@@ -159,15 +172,8 @@ class Loaded:
         )
         return hashlib.sha256(clean("\n".join(lines)).encode()).hexdigest()[:16]
 
-    def _tables(self) -> list[tuple[str | None, Table]]:
-        outputs = self.benchmark.outputs
-        if isinstance(outputs, Mapping):
-            named = [(str(name), table) for name, table in outputs.items() if table is not None]
-            return [(None if name == "*" else name, table) for name, table in named]
-        return [(None, table) for table in outputs]
-
     def _read_shipped(self, model: str) -> Answers | None:
-        for fixed, table in self._tables():
+        for fixed, table in self.benchmark.tables():
             if fixed not in (None, model):
                 continue
             names = _names_in_folder(table.url, self.data_dir) if "{model}" in table.url else [model]

@@ -1,7 +1,8 @@
 """Layouts of files: functions from a path to rows, one for each that the field uses.
 
 Rows are dicts with text as it stands in the file: nothing is stripped, an empty cell is an empty text
-and "NA" is an answer. Nothing here knows what a row is for.
+and "NA" is an answer. NaN, which data frames write where nothing is, is null. Nothing here knows what a
+row is for.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _jsonl(path: Path) -> list[Row]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    rows.append(json.loads(line))
+                    rows.append(json.loads(line, parse_constant=_constant))
                 except json.JSONDecodeError as error:
                     raise DataError(f"{path}, line {number}: not JSON ({error.msg}).") from None
                 if not isinstance(rows[-1], dict):
@@ -64,7 +65,7 @@ def _jsonl(path: Path) -> list[Row]:
 
 def _json(path: Path) -> list[Row]:
     with open(path, encoding="utf-8-sig") as file:
-        content = json.load(file)
+        content = json.load(file, parse_constant=_constant)
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise DataError(f"{path}: a list of objects is expected.")
     return content
@@ -73,8 +74,21 @@ def _json(path: Path) -> list[Row]:
 def _parquet(path: Path) -> list[Row]:
     import pyarrow.parquet as pq
 
-    rows: list[Row] = pq.read_table(path).to_pylist()
+    rows: list[Row] = _no_nan(pq.read_table(path).to_pylist())
     return rows
+
+
+def _constant(name: str) -> float | None:
+    return None if name == "NaN" else float(name)
+
+
+def _no_nan(value: Any) -> Any:
+    """A value in which null stands for each NaN, also in its lists and mappings."""
+    if isinstance(value, list):
+        return [_no_nan(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _no_nan(item) for key, item in value.items()}
+    return None if value is not None and value != value else value
 
 
 def _plain(path: Path) -> list[Row]:

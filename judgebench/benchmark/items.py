@@ -141,8 +141,7 @@ def _listed(text: str) -> list[Any] | None:
 
 
 def _cleaned(value: Any) -> str | None:
-    # JSON lines written from a data frame say NaN where nothing is; NaN differs from itself.
-    return None if value is None or value != value else clean(str(value))
+    return None if value is None else clean(str(value))
 
 
 def _text(value: Any) -> str | None:
