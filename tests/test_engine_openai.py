@@ -212,6 +212,44 @@ def test_a_key_in_an_answer_is_hidden_but_what_may_be_a_word_is_not(monkeypatch:
         assert read(chat({"content": f"you sent {key}"}), key="SOME_KEY").output == output
 
 
+@pytest.mark.parametrize(
+    "tokens", [["I ", "saw ", "{key}", "."], ["I ", "saw s", "k-1234", "{rest}."], ["I saw"]]
+)
+def test_no_token_of_an_answer_is_a_piece_of_a_key(
+    tokens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "sk-" + "1234567890" * 4
+    monkeypatch.setenv("SOME_KEY", key)
+    said = [token.format(key=key, rest=key[7:]) for token in tokens]
+    options = [{"token": "no", "logprob": -2.5}, {"token": f"<{key}>", "logprob": -3.0}]
+    content = [{"token": token, "logprob": -0.1, "top_logprobs": options} for token in said]
+    reply = chat({"content": "".join(said)}, logprobs={"content": content})
+    got = read(reply, key="SOME_KEY", logprobs={"count": 2, "positions": "all"})
+    assert got.top_logprobs is not None
+    entries = json.loads(got.top_logprobs)
+    kept = "".join(entry["token"] for entry in entries)
+    assert "1234" not in got.output + got.top_logprobs
+    assert kept.startswith("I ")
+    assert len(entries) == len(tokens)
+    assert entries[0]["top_logprobs"] == [options[0], {"token": "<***>", "logprob": -3.0}]
+
+
+def test_a_redirect_amid_a_run_costs_its_row_only() -> None:
+    moved = Fault(302, "", {"Location": "http://elsewhere.example/login"})
+    ways: list[tuple[int, bool]] = [(0, True), (2, False)]
+    for at, fatal in ways:
+        with serving(plan=lambda number, body, at=at: moved if number == at else None) as server:
+            asked = [request(str(k), url=server.url) for k in range(5)]
+            if fatal:
+                with pytest.raises(EngineError, match="answers 302: moved to http://elsewhere"):
+                    collect(QUICK, asked)
+                continue
+            done = ends(collect(QUICK, asked))
+        failed = [end for end in done.values() if isinstance(end, Failure)]
+        assert [one.reason for one in failed] == ["not_found"]
+        assert len(done) == 5
+
+
 # what is read
 
 

@@ -49,7 +49,8 @@ class Fault(Exception):
     """One call that gave no usable answer.
 
     `retry`: asking again may help. `pause`: every caller of this endpoint had better wait. `down`:
-    nothing listens there, which is never about this one request. `wait_s`: what the server asked for.
+    nothing listens there, which is never about this one request. `moved`: the address leads elsewhere,
+    which is the model's fault only until it has answered. `wait_s`: what the server asked for.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Fault(Exception):
         retry: bool = False,
         pause: bool = False,
         down: bool = False,
+        moved: bool = False,
         wait_s: float | None = None,
         output: str | None = None,
         finish_reason: str | None = None,
@@ -72,6 +74,7 @@ class Fault(Exception):
         self.retry = retry
         self.pause = pause
         self.down = down
+        self.moved = moved
         self.wait_s = wait_s
         self.output = output
         self.finish_reason = finish_reason

@@ -342,7 +342,9 @@ def _breaks(fault: Fault, model: _Model, *, last: bool) -> bool:
     """True when the fault is the model's and not the request's."""
     if fault.down:
         return last or not model.answered
-    return fault.reason in FATAL or (fault.reason == "no_logprobs" and not model.answered)
+    if fault.moved or fault.reason == "no_logprobs":
+        return not model.answered
+    return fault.reason in FATAL
 
 
 def _name(request: Request) -> str:

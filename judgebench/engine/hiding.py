@@ -10,6 +10,7 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -20,7 +21,7 @@ MARK = "***"
 DETAIL_CHARS = 500
 # Answers are kept as received, so a short stand-in for a key (EMPTY, sk-no-key-required) is no secret there.
 _SURELY_A_KEY = 20
-_TEXTS = ("output", "finish_reason", "reasoning", "served_model", "fingerprint")
+_TEXTS = ("output", "finish_reason", "reasoning", "served_model", "fingerprint", "top_logprobs")
 _USERINFO = re.compile(r"(?<=//)[^/?#]*@")
 
 
@@ -69,11 +70,29 @@ class Secrets:
 
     def hide_in_answer(self, response: Response) -> Response:
         """The answer, none of whose texts holds a key."""
-        texts = {name: text for name in _TEXTS if (text := getattr(response, name))}
+        texts: dict[str, str] = {name: text for name in _TEXTS if (text := getattr(response, name))}
         if not any(key in text for key in self._keys for text in texts.values()):
             return response
         hidden: dict[str, Any] = {name: _without(self._keys, text) for name, text in texts.items()}
+        if response.top_logprobs:
+            hidden["top_logprobs"] = self._without_tokens(response.top_logprobs)
         return replace(response, **hidden)
+
+    def _without_tokens(self, logprobs: str) -> str:
+        """Logprobs none of whose tokens are a piece of a key: joined, the pieces would be the key again."""
+        entries = json.loads(logprobs)
+        tokens = [entry["token"] for entry in entries]
+        starts, spelled = [0, *accumulate(map(len, tokens))], "".join(tokens)
+        for key in self._keys:
+            at = spelled.find(key)
+            while at >= 0:
+                for number, entry in enumerate(entries):
+                    if starts[number] < at + len(key) and at < starts[number + 1]:
+                        entry.update(token=MARK, top_logprobs=[])
+                at = spelled.find(key, at + 1)
+        for option in (option for entry in entries for option in entry["top_logprobs"]):
+            option["token"] = _without(self._keys, option["token"])
+        return json.dumps(entries, ensure_ascii=False)
 
 
 def _without(spellings: Iterable[str], text: str) -> str:

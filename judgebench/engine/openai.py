@@ -237,7 +237,7 @@ def _refusal(reply: aiohttp.ClientResponse, raw: bytes, value: Any, route: _Rout
     if 300 <= status < 400:
         to = reply.headers.get("Location")
         moved = f": moved to {route.secrets.hide(shown(to), 200)}" if to else ""
-        return Fault("not_found", f"{shown(str(route.url))} answers {status}{moved}")
+        return Fault("not_found", f"{shown(str(route.url))} answers {status}{moved}", moved=True)
     if status < 300:
         error = value.get("error") if type(value) is dict else None
         if not error:
