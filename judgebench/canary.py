@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from judgebench.engine import Engine, Response
+from judgebench.budget import Budget
+from judgebench.engine import Engine, Failure, Response
 from judgebench.engine.replay import Replay
 from judgebench.request import Connection, Descriptor, Request, Subject, messages_input, prompt_input
 from judgebench.store import RoleRoot, canaries
@@ -23,7 +24,7 @@ SETTINGS = {"temperature": 0.0, "max_tokens": 48}
 _ASKED: set[tuple[str, str]] = set()
 
 
-async def check(engine: Engine, request: Request, store: RoleRoot, tally: Tally) -> None:
+async def check(engine: Engine, request: Request, store: RoleRoot, tally: Tally, budget: Budget) -> None:
     """Ask the canary of a request's model, and note in the tally what changed since it was asked last.
 
     A model that cannot answer it (no such setting, say) is let pass: its real requests will tell.
@@ -38,15 +39,20 @@ async def check(engine: Engine, request: Request, store: RoleRoot, tally: Tally)
     asked = (str(store.root), canary.descriptor.hash)
     if asked in _ASKED:
         return
+    if budget and not await budget.admit(canary):
+        return  # nothing else of this model is asked either
     _ASKED.add(asked)
     response: Response | None = None
     events = engine.run(_one(canary))
     try:
         async for event in events:
+            if isinstance(event, Response | Failure):
+                budget.settle(event)
             if isinstance(event, Response):
                 response = event
     finally:
         await events.aclose()
+        budget.lose([canary.key])
     if response is None:
         return
     tally.canaries += 1

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 from judgebench import canary, ranking
 from judgebench.answers import Answers
 from judgebench.benchmark import Benchmark, Loaded, Truth
+from judgebench.budget import Budget, Limits
 from judgebench.engine import Engine
 from judgebench.errors import ConfigError
 from judgebench.judgements import Judgements, Match
@@ -53,6 +54,7 @@ class Experiment:
     explain: bool = False
     seed: Seeds = field(default_factory=Seeds)
     store: Store = field(default_factory=Store)
+    budget: Limits | None = None
     data_dir: str | None = None
     output_dir: str | None = None
     experiment: Any = None
@@ -268,12 +270,13 @@ class Filled:
     sources: dict[str, list[Served]] = field(default_factory=dict)  # by role: what served the hits
 
 
-async def fill_all(prepared: Prepared, stop: asyncio.Event, watch: Watch) -> Filled:
+async def fill_all(prepared: Prepared, stop: asyncio.Event, watch: Watch, budget: Budget) -> Filled:
     """Both paid stages of a job: completions turn by turn, then judgements."""
     filled = Filled(secrets.token_hex(8), Tally(), Tally())
     with ExitStack() as stack:
         completions, judgements = (
-            _Stage(prepared, role, filled.run_id, getattr(filled, role), stop, stack) for role in ROLES
+            _Stage(prepared, role, filled.run_id, getattr(filled, role), stop, budget, stack)
+            for role in ROLES
         )
         with watch("completions", filled.completions):
             for turn in prepared.turns:
@@ -297,9 +300,10 @@ class _Stage:
         run_id: str,
         tally: Tally,
         stop: asyncio.Event,
+        budget: Budget,
         stack: ExitStack,
     ) -> None:
-        self.prepared, self.tally, self.stop = prepared, tally, stop
+        self.prepared, self.tally, self.stop, self.budget = prepared, tally, stop, budget
         self.mode = prepared.experiment.mode(role)
         self.root = prepared.open(role, run_id)
         stack.callback(self.root.close)
@@ -314,12 +318,13 @@ class _Stage:
             deliver=deliver,
             tally=self.tally,
             stop=self.stop,
+            budget=self.budget,
             preflight=self._canary if self.prepared.experiment.store.get("canary", True) else None,
         )
 
     async def _canary(self, engine: Engine, request: Request) -> None:
         if self.mode != "off":
-            await canary.check(engine, request, self.root, self.tally)
+            await canary.check(engine, request, self.root, self.tally, self.budget)
 
     def refreshed(self) -> None:
         """A refresh that asked everything is over; one with failures goes on next time."""

@@ -6,12 +6,9 @@ there yet cannot be rendered: they are counted, not priced, as "at most".
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -24,13 +21,13 @@ from judgebench.engine import Failure
 from judgebench.experiment import Experiment, Prepared
 from judgebench.explain import Misses
 from judgebench.folder import COMPLETE, Job
+from judgebench.prices import CHARS_PER_TOKEN, known_price
 from judgebench.report import literal
 from judgebench.request import Descriptor, Request
 from judgebench.stage import CHUNK, Outcome
 from judgebench.store import Answer
 from judgebench.store.layout import ROLES
 
-CHARS_PER_TOKEN = 4.0  # of English text; an estimate, said to be one
 OUTPUT_GUESS = 512  # tokens of an answer where neither the settings nor the store tell
 
 
@@ -197,25 +194,3 @@ def show(lines: Sequence[Line], root: Path) -> None:
         f"output tokens are the limit of the settings.\nStore: {root}",
         soft_wrap=True,
     )
-
-
-@lru_cache(maxsize=1)
-def _prices() -> dict[str, dict[str, float]]:
-    """litellm's price table, read as a file: importing litellm costs seconds."""
-    found = importlib.util.find_spec("litellm")
-    if found is None or found.origin is None:
-        return {}
-    path = Path(found.origin).parent / "model_prices_and_context_window_backup.json"
-    if not path.is_file():
-        return {}
-    table: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
-    return table
-
-
-def known_price(provider: str, model: str) -> tuple[float, float] | None:
-    """USD per million input and output tokens, from litellm's table; null where it has none."""
-    for name in (model, f"{provider}/{model}"):
-        entry = _prices().get(name, {})
-        if entry.get("input_cost_per_token") is not None and entry.get("output_cost_per_token") is not None:
-            return (entry["input_cost_per_token"] * 1e6, entry["output_cost_per_token"] * 1e6)
-    return None

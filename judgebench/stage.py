@@ -22,7 +22,9 @@ from collections.abc import (
 from itertools import islice
 from typing import Literal, NamedTuple, TypeAlias
 
+from judgebench.budget import Budget
 from judgebench.engine import Attempt, Engine, Event, Failure, Response
+from judgebench.engine.replay import Replay
 from judgebench.errors import ConfigError, EngineError, Interrupted, StoreError
 from judgebench.request import Descriptor, Key, Request
 from judgebench.store import Answer, RoleRoot
@@ -58,6 +60,7 @@ async def fill(
     tally: Tally | None = None,
     stop: asyncio.Event | None = None,
     preflight: Preflight | None = None,
+    budget: Budget | None = None,
 ) -> Tally:
     """Answer every request from the store or by its engine, and keep what was answered.
 
@@ -71,13 +74,14 @@ async def fill(
         tally: counted up while the fill runs, for a progress line.
         stop: when set, no new request is sent; those in flight are kept.
         preflight: called with a model's engine and first miss, before that is sent.
+        budget: what may be spent; a miss that it has no room for is the failure `over_budget`.
 
     Raises:
         EngineError: a model that cannot be used; what was answered before is stored.
         StoreError: the store could not keep an answer.
         Interrupted: `stop` was set before all requests were answered.
     """
-    filling = _Fill(store, engine_of, mode, deliver, tally or Tally(), preflight)
+    filling = _Fill(store, engine_of, mode, deliver, tally or Tally(), preflight, budget or Budget({}))
     try:
         async with asyncio.TaskGroup() as group:
             filling.group = group
@@ -117,9 +121,11 @@ class _Fill:
         deliver: Deliver,
         tally: Tally,
         preflight: Preflight | None,
+        budget: Budget,
     ) -> None:
         self.store, self.engine_of, self.mode = store, engine_of, mode
         self.deliver, self.tally, self.preflight = deliver, tally, preflight
+        self.budget = budget
         self.flown: set[Descriptor] = set()
         self.group: asyncio.TaskGroup
         self.stop = asyncio.Event()  # nothing new is sent; what is in flight is kept
@@ -284,9 +290,13 @@ class _Fill:
         return lane
 
     async def _drive(self, engine: Engine, lane: asyncio.Queue[Request | None]) -> None:
-        events: AsyncGenerator[Event, None] = engine.run(self._source(lane))
+        asked: set[Key] = set()
+        events: AsyncGenerator[Event, None] = engine.run(self._source(lane, engine, asked))
         try:
             async for event in events:
+                if isinstance(event, Response | Failure):
+                    asked.discard(event.request.key)
+                    self.budget.settle(event)
                 if isinstance(event, Response):
                     self.store.put(event, self.waiting[event.request.key], self._on_commit(event.request.key))
                 elif isinstance(event, Failure):
@@ -295,14 +305,20 @@ class _Fill:
                     self._fail(event, self.waiting.pop(event.request.key))
                 elif isinstance(event, Attempt):
                     self.tally.retried(event)
+                    self.budget.again(event)
                     if event.output is not None or event.cost_usd is not None:
                         self.store.note(event)
         except Exception as error:
             self.broke(error)
         finally:
             await events.aclose()
+            self.budget.lose(asked)
 
-    async def _source(self, lane: asyncio.Queue[Request | None]) -> AsyncIterator[Request]:
+    async def _source(
+        self, lane: asyncio.Queue[Request | None], engine: Engine, asked: set[Key]
+    ) -> AsyncIterator[Request]:
+        priced = bool(self.budget) and not isinstance(engine, Replay)  # a replay asks nobody
+        waits = not getattr(engine, "gathers", False)
         while not self.stop.is_set():
             if lane.empty():
                 pulled = asyncio.ensure_future(lane.get())
@@ -313,6 +329,14 @@ class _Fill:
                 request = lane.get_nowait()
             if request is None:
                 return
+            if priced and request.descriptor.provider != "shipped":
+                admitted = asyncio.ensure_future(self.budget.admit(request, waits=waits))
+                if not await self._unless_stopped(admitted):
+                    break
+                if not admitted.result():
+                    self._over_budget(request)
+                    continue
+            asked.add(request.key)
             yield request
         self.stopped = True
 
@@ -357,6 +381,11 @@ class _Fill:
                 outcomes.append(Outcome(request, answer))
         if outcomes:
             self.deliver(outcomes)
+
+    def _over_budget(self, request: Request) -> None:
+        detail = f"{self.budget.over} leaves no room for a further call"
+        self.room.release()
+        self._fail(Failure(request, "over_budget", detail), self.waiting.pop(request.key))
 
     def _fail(self, failure: Failure, requests: list[Request]) -> None:
         for request in requests:

@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from judgebench import loop, ranking, report
+from judgebench.budget import Budget, budget_of
 from judgebench.combine import Tables
 from judgebench.errors import ConfigError, DataError, Interrupted, choices
 from judgebench.experiment import Experiment, Filled, Prepared, fill_all
@@ -55,13 +56,15 @@ class Run(Experiment):
         """Run the job; 0, or 3 where rows are missing."""
         assert job.folder is not None
         began = time.monotonic()
+        sweep = None if job.number is None else str(job.folder.absolute().parent)
+        budget = budget_of(self.budget or {}, sweep)
         prepared = self.prepare()
         record = _record(job, prepared)
         say(f"store   {self.store_root}")
         say(f"folder  {job.folder}")
         filled: Filled | None = None
         try:
-            filled = loop.wait(lambda stop: fill_all(prepared, stop, watch))
+            filled = loop.wait(lambda stop: fill_all(prepared, stop, watch, budget))
             _refuse_mixed(prepared, filled)
             self.result = Result(job.folder, *_write(job.folder, prepared, filled))
             status = _status(prepared)
@@ -76,6 +79,7 @@ class Run(Experiment):
             record |= _spent(prepared, filled, time.monotonic() - began)
             write_json(job.folder / "run.json", record)
         _tell(prepared, filled, self.result, record)
+        _tell_budget(budget, filled)
         return status
 
 
@@ -276,6 +280,20 @@ def _tell(prepared: Prepared, filled: Filled, result: Result, record: Mapping[st
     for paragraph in _silent(prepared):
         log.warning("%s", paragraph)
     say(f"{record['wall_s']:.1f} s; files in {result.folder}")
+
+
+def _tell_budget(budget: Budget, filled: Filled) -> None:
+    if not budget:
+        return
+    say(budget.told())
+    left = sum(getattr(filled, stage).failures["over_budget"] for stage in ROLES)
+    if left:
+        log.warning(
+            "%s ran out: %s requests were not asked. All answers are stored; run the same command with a "
+            "larger budget to go on.",
+            budget.over,
+            f"{left:,}",
+        )
 
 
 def _explain(prepared: Prepared, filled: Filled) -> None:

@@ -42,6 +42,7 @@ Reason = Literal[
     "not_cached",
     "not_shipped",
     "not_recorded",
+    "over_budget",
     "cancelled",
 ]
 REASONS: tuple[str, ...] = get_args(Reason)
