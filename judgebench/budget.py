@@ -181,8 +181,8 @@ class Budget:
             raise ConfigError(
                 "budget.max_cost_usd cannot be kept: nobody says what "
                 f"{descriptor.provider}/{descriptor.model} costs. Give its price in USD per million "
-                "tokens, for example judge.price='{input: 2.5, output: 10}' (0 and 0 for a server of yours), or limit the run "
-                "with budget.max_calls or budget.max_tokens_total."
+                "tokens, for example judge.price='{input: 2.5, output: 10}' (0 and 0 for a server of yours), "
+                "or limit the run with budget.max_calls or budget.max_tokens_total."
             )
         return price
 
