@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,9 +26,12 @@ class Model:
         name: what is sent.
         label: what tables show; default the name.
         form: `chat`, or `text` for a base model (protocols have a rendering for each).
-        base_url: where an OpenAI-compatible server listens; part of the identity.
+        base_url: where an OpenAI-compatible server listens; part of the identity. Several: deployments
+            of one model, asked by load; they need an `endpoint_id`, which stands for all of them.
         endpoint_id: your name of the deployment; host and port then drop out of the identity.
-        api_key_env: the environment variable that holds the key.
+        api_key_env: the environment variable that holds the key. Several: one for each base_url, or keys
+            of one address; one that is refused is set aside.
+        requests_per_minute, tokens_per_minute: of each deployment, kept by waiting.
         weights: of a local model: `package:NAME`, a path, or `hf://owner/repo@revision/file`.
         chat_template: when set, replaces the model's own.
         template: Jinja text that renders a conversation for a `text` model.
@@ -42,9 +46,11 @@ class Model:
     name: str | None = None
     label: str | None = None
     form: str = "chat"
-    base_url: str | None = None
+    base_url: str | Sequence[str] | None = None
     endpoint_id: str | None = None
-    api_key_env: str | None = None
+    api_key_env: str | Sequence[str] | None = None
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
     weights: str | None = None
     chat_template: str | None = None
     template: str | None = None
@@ -63,8 +69,9 @@ class Model:
                 raise ConfigError(
                     f"{name}={value!r} arrived as a number or truth value: quote it, \"{name}='{value}'\"."
                 )
-        if self.base_url is not None:
-            self._check_address(self.base_url)
+        for url in _several(self.base_url):
+            self._check_address(url)
+        self._check_deployments()
         if self.form not in FORMS:
             raise ConfigError(f"form={self.form!r} is not known. Choices: {', '.join(FORMS)}.")
         if not isinstance(self.samples, int) or isinstance(self.samples, bool) or self.samples < 1:
@@ -92,6 +99,23 @@ class Model:
                 f"base_url={base_url!r} leads to no address ({problem}): write http://HOST:PORT/v1."
             )
 
+    def _check_deployments(self) -> None:
+        urls, keys = _several(self.base_url), _several(self.api_key_env)
+        if len(urls) > 1 and self.endpoint_id is None:
+            raise ConfigError(
+                f"{self.shown!r} has {len(urls)} base_urls: name what they serve with endpoint_id=NAME, so "
+                "that their answers are those of one model, whichever is asked and however many there are."
+            )
+        if len(urls) > 1 and len(keys) > 1 and len(urls) != len(keys):
+            raise ConfigError(
+                f"{self.shown!r} has {len(urls)} base_urls and {len(keys)} variables in api_key_env: give as "
+                "many, or one for all."
+            )
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not value > 0):
+                raise ConfigError(f"{name}={value!r}: a number above 0, or null for no limit.")
+
     @property
     def shown(self) -> str:
         """The label for tables."""
@@ -106,7 +130,7 @@ class Model:
             provider=self.provider,
             model=self.name or "",
             settings=coerce_settings({**self.sampling, **(settings or {})}),
-            endpoint=endpoint_of(self.base_url, self.endpoint_id),
+            endpoint=endpoint_of(next(iter(_several(self.base_url)), None), self.endpoint_id),
             weights=None if self.weights is None else weights_identity(self.weights),
             chat_template=self.chat_template,
         )
@@ -117,7 +141,15 @@ class Model:
         price = None
         if self.price is not None:
             price = (float(self.price["input"]), float(self.price["output"]))
-        return Connection(self.base_url, self.api_key_env, self.weights, price)
+        urls = _several(self.base_url) or (None,)
+        keys = _several(self.api_key_env) or (None,)
+        several = max(len(urls), len(keys))
+        rates = (self.requests_per_minute, self.tokens_per_minute)
+        first, *others = (
+            Connection(url, key, self.weights, price, *rates)
+            for url, key in zip(islice(cycle(urls), several), islice(cycle(keys), several), strict=True)
+        )
+        return replace(first, also=tuple(others))
 
     def require_engine(self, override: Engine | None) -> Engine:
         """The engine of this model, `override` first; `ConfigError` where there is none."""
@@ -127,3 +159,7 @@ class Model:
                 f"{self.shown!r} has no engine: name one for the run, for example engine=openai."
             )
         return engine
+
+
+def _several(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)

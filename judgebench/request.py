@@ -203,6 +203,14 @@ class Connection:
     api_key_env: str | None = None
     weights: str | None = None  # where a local engine finds them: path, package:NAME, hf://…
     price: tuple[float, float] | None = None  # USD per million input and output tokens
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    also: tuple[Connection, ...] = ()  # further deployments of the same model
+
+    @property
+    def deployments(self) -> tuple[Connection, ...]:
+        """Everywhere that the model can be asked, this connection first."""
+        return (self, *self.also) if self.also else (self,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class FakeEngine:
     policy: Policy = field(default_factory=lambda: Policy(max_wait_s=0.01))
 
     def run(self, requests: AsyncIterable[Request]) -> AsyncGenerator[Event, None]:
-        async def call(request: Request) -> Response:
+        async def call(request: Request, connection: Connection, heard: Any) -> Response:
             reply = self.reply(request)
             if asyncio.iscoroutine(reply):
                 reply = await reply

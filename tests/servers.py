@@ -90,6 +90,7 @@ class Server(Loop):
         plan: called with the number of the call (from 0) and its body; a dict is sent as the reply.
         labels: when given, the text of each answer is one of them, drawn by the body's hash.
         port: 0 takes a free one.
+        key: the only one that is let in.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class Server(Loop):
         plan: Plan | None = None,
         labels: Sequence[str] = (),
         port: int = 0,
+        key: str | None = None,
     ) -> None:
         super().__init__(port)
+        self.key = key
         self.latency_s = latency_s
         self.plan = plan
         self.labels = labels
@@ -136,6 +139,8 @@ class Server(Loop):
             if self.latency_s:
                 await asyncio.sleep(self.latency_s)
             planned = self.plan(number, body) if self.plan else None
+            if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+                planned = Fault(401, {"error": {"message": "Incorrect API key provided."}})
             if isinstance(planned, Fault):
                 return await misbehave(request, planned)
             return web.json_response(reply_to(body, self.labels) if planned is None else planned)

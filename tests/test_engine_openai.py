@@ -20,7 +20,7 @@ from judgebench.engine import Failure, Response, Usage, faults
 from judgebench.engine.openai import BASES, OpenAI, base_url, window
 from judgebench.engine.wire import response_of, usage_of
 from judgebench.errors import ConfigError, EngineError
-from judgebench.request import Request, digest
+from judgebench.request import Connection, Request, digest
 
 QUICK = OpenAI(max_attempts=3, max_wait_s=0.01)
 TOP = [{"token": "A", "logprob": -0.1}, {"token": "B", "logprob": -2.5}]
@@ -121,12 +121,12 @@ def test_b115_a_pasted_route_is_accepted(tail: str) -> None:
 
 
 def test_where_providers_listen() -> None:
-    assert base_url(request(provider="openai")) == "https://api.openai.com/v1"
+    assert base_url("openai", Connection()) == "https://api.openai.com/v1"
     assert all(url.startswith("https://") and not url.endswith("/") for url in BASES.values())
     with pytest.raises(ConfigError, match=r"Did you mean 'groq'"):
-        base_url(request(provider="grok"))
+        base_url("grok", Connection())
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:8000/v1"):
-        base_url(request(url="127.0.0.1:8000/v1"))
+        base_url("vllm", Connection("127.0.0.1:8000/v1"))
 
 
 def test_b67_two_servers_in_one_run_see_only_their_model() -> None:

@@ -162,23 +162,23 @@ def retry_after(headers: Mapping[str, str], body: Any, now: float) -> float | No
     named = {name.lower(): value for name, value in headers.items()}
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         if name in named:
-            wait = _seconds(named[name], now, scale)
+            wait = seconds(named[name], now, scale)
             if wait is not None:
                 return wait
     found = _IN_BODY.search(_text(body or ""))
     if found:
-        return _seconds(found[1].lower().removesuffix("seconds").removesuffix("second").strip(), now)
+        return seconds(found[1].lower().removesuffix("seconds").removesuffix("second").strip(), now)
     resets = [
         wait
         for kind in ("requests", "tokens")
         if f"x-ratelimit-reset-{kind}" in named
         and named.get(f"x-ratelimit-remaining-{kind}", "0").strip() == "0"
-        and (wait := _seconds(named[f"x-ratelimit-reset-{kind}"], now)) is not None
+        and (wait := seconds(named[f"x-ratelimit-reset-{kind}"], now)) is not None
     ]
     return max(resets, default=None)
 
 
-def _seconds(text: str, now: float, scale: float = 1.0) -> float | None:
+def seconds(text: str, now: float, scale: float = 1.0) -> float | None:
     """Seconds in a plain number, a duration like `6m0s` or a date; negative ones are 0."""
     text = text.strip()
     try:

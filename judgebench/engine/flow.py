@@ -15,34 +15,40 @@ around the call happens here. This file does not know HTTP.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from judgebench.engine import FATAL, Attempt, Event, Failure, Reason, Response
+from judgebench.engine.endpoint import Endpoint, jittered
 from judgebench.engine.faults import Fault
 from judgebench.errors import ConfigError, EngineError
-from judgebench.request import Request, endpoint_of
+from judgebench.request import Connection, Request, endpoint_of
+
+log = logging.getLogger(__name__)
 
 GRACE_S = 10.0
-JITTER = 0.1  # of each wait, so that the workers of one endpoint do not return in the same instant
 
 # So many equal failures before the first answer of a model, and it is taken for broken. What is about
 # a row (context, filter) or passes by itself (rate limits) never counts.
 HOPELESS: dict[Reason, int] = {"bad_request": 5, "server": 20, "timeout": 20, "malformed": 20, "empty": 20}
 
-Call: TypeAlias = Callable[[Request], Awaitable[Response]]
+Headers: TypeAlias = Callable[[Mapping[str, str]], None]
+Call: TypeAlias = Callable[[Request, Connection, Headers], Awaitable[Response]]
+"""Asks once, at one deployment, and hands on the reply's headers, whatever it was."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How calls are executed: calls in flight, tries a request, and the longest wait between two."""
+    """How calls are executed: calls in flight at most, tries a request, the longest wait between two."""
 
     concurrency: int = 64
     max_attempts: int = 5
     max_wait_s: float = 60.0
+    adaptive: bool = True  # whether the calls in flight follow the pace of the answers
 
     def __post_init__(self) -> None:
         if self.concurrency < 1 or self.max_attempts < 1 or self.max_wait_s < 0:
@@ -78,65 +84,15 @@ async def stream(requests: AsyncIterable[Request], call: Call, policy: Policy) -
         await flow.close()
 
 
-class _Endpoint:
-    """What the callers of one endpoint share: a pause, and how many may call at once.
-
-    A rate limit halves the number, each answer adds a little to it again. Without that, a window wider
-    than the limit spends its attempts on asking in unison: at 64 in flight against 10 calls a second,
-    Retry-After 1, 97 of 300 rows fail after five tries each; with it 1 (measured).
-    """
-
-    __slots__ = ("busy", "limit", "loop", "until", "waiting", "window")
-
-    def __init__(self, window: int) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.window = window
-        self.limit = float(window)
-        self.busy = 0
-        self.until = 0.0
-        self.waiting: deque[asyncio.Future[None]] = deque()
-
-    async def enter(self) -> None:
-        while True:
-            left = self.until - self.loop.time()
-            if left > 0:
-                await asyncio.sleep(_jittered(left))
-            elif self.busy < self.limit:
-                self.busy += 1
-                return
-            else:
-                turn = self.loop.create_future()
-                self.waiting.append(turn)
-                await turn
-
-    def leave(self) -> None:
-        self.busy -= 1
-        free = int(self.limit) - self.busy
-        while free > 0 and self.waiting:
-            turn = self.waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                free -= 1
-
-    def pause(self, wait_s: float) -> None:
-        now = self.loop.time()
-        if self.until <= now:  # the other refusals of the same burst say nothing new
-            self.limit = max(1.0, min(self.limit, self.busy + 1) / 2)
-        self.until = max(self.until, now + wait_s)
-
-    def answered(self) -> None:
-        if self.limit < self.window:
-            self.limit = min(self.window, self.limit + 1 / self.limit)
-
-
 class _Model:
     """What is known of one descriptor: whether its preflight ended, whether it ever answered."""
 
-    __slots__ = ("alike", "answered", "gate", "last")
+    __slots__ = ("alike", "answered", "aside", "gate", "last")
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.answered = False
+        self.aside: set[Connection] = set()  # deployments that are of no use
         self.last = ("", "")
         self.alike = 0
 
@@ -164,7 +120,7 @@ class _Flow:
         self.bound = max(256, 4 * policy.concurrency)
         self.news = asyncio.Event()
         self.room = asyncio.Event()
-        self.endpoints: dict[tuple[str, str | None, str | None], _Endpoint] = {}
+        self.endpoints: dict[tuple[str, str | None, str | None], Endpoint] = {}
         self.models: dict[str, _Model] = {}
         self.error: BaseException | None = None
         self.loop = asyncio.get_running_loop()
@@ -249,8 +205,8 @@ class _Flow:
             if model.hopeless(event):
                 self.finished.append(event)
                 raise EngineError(
-                    f"{_name(request)} failed its first {model.alike} requests in the same way: "
-                    f"{event.reason}, {event.detail}"
+                    f"{_name(request, request.connection)} failed its first {model.alike} requests in the "
+                    f"same way: {event.reason}, {event.detail}"
                 )
         else:
             model.answered = True
@@ -258,26 +214,40 @@ class _Flow:
         await self.tell(event)
 
     async def attempts(self, request: Request, model: _Model, me: asyncio.Task[None]) -> Response | Failure:
-        endpoint = self.endpoint(request)
-        most = self.policy.max_attempts
-        for number in range(1, most + 1):
-            await endpoint.enter()
+        most, number, tries = self.policy.max_attempts, 0, 0
+        tokens = len(request.input_text) // 4 + int(request.descriptor.settings.get("max_tokens") or 0)
+        while True:
+            connection, endpoint = self.place(request, model)
+            await endpoint.enter(tokens)
+            if connection in model.aside:  # while this request waited for its turn
+                endpoint.leave()
+                continue
+            start = self.loop.time()
             self.calling.add(me)
             try:
-                response = _usable(await self.call(request))
-                endpoint.answered()
+                response = _usable(await self.call(request, connection, endpoint.heard))
+                endpoint.answered(self.loop.time() - start, response.usage, tokens)
                 return response
             except Fault as caught:
                 fault = caught
+            except EngineError as error:  # such as a key that is not there
+                if not self.spare(request, model, connection):
+                    raise
+                fault = Fault("auth", str(error))
             finally:
                 self.calling.discard(me)
                 endpoint.leave()
-            if _breaks(fault, model, last=number == most):
+            number += 1
+            if self.elsewhere(request, model, connection, endpoint, fault):
+                await self.tell(Attempt(request, number, fault.reason, fault.detail, 0.0))
+                continue
+            tries += 1
+            if _breaks(fault, model, last=tries == most):
                 self.finished.append(_failure(request, fault))
-                raise EngineError(_advice(request, fault))
-            if not fault.retry or number == most or self.error is not None:
+                raise EngineError(_advice(request, connection, fault))
+            if not fault.retry or tries == most or self.error is not None:
                 break
-            wait = self.wait(fault, number)
+            wait = self.wait(fault, tries)
             if wait > self.policy.max_wait_s:
                 limit = f"asks to wait {fault.wait_s:g} s, max_wait_s is {self.policy.max_wait_s:g}"
                 return Failure(request, "rate_limited", f"{fault.detail} ({limit})")
@@ -286,8 +256,45 @@ class _Flow:
             await self.tell(
                 Attempt(request, number, fault.reason, fault.detail, wait, fault.output, fault.cost_usd)
             )
-            await asyncio.sleep(_jittered(wait))
+            await asyncio.sleep(jittered(wait))
         return _failure(request, fault)
+
+    # deployments
+
+    def place(self, request: Request, model: _Model) -> tuple[Connection, Endpoint]:
+        """The deployment that is asked least at the moment."""
+        usable = [each for each in request.connection.deployments if each not in model.aside]
+        if len(usable) == 1:
+            return usable[0], self.endpoint(request, usable[0])
+        places = [(each, self.endpoint(request, each)) for each in usable]
+        return min(places, key=lambda place: place[1].load)
+
+    def spare(self, request: Request, model: _Model, connection: Connection) -> bool:
+        """Whether the model can do without a deployment."""
+        return any(each not in model.aside and each != connection for each in request.connection.deployments)
+
+    def elsewhere(
+        self, request: Request, model: _Model, connection: Connection, endpoint: Endpoint, fault: Fault
+    ) -> bool:
+        """Take a deployment out that is of no use; true where another one is to be asked instead."""
+        if not self.spare(request, model, connection):
+            return False
+        if fault.down:
+            endpoint.unreachable()
+            others = [each for each in request.connection.deployments if each not in model.aside]
+            return any(not self.endpoint(request, each).downs for each in others)
+        if fault.reason not in FATAL:
+            return False
+        if connection not in model.aside:
+            model.aside.add(connection)
+            left = len(request.connection.deployments) - len(model.aside)
+            log.warning(
+                "%s goes on without one of its deployments (%d left): %s",
+                _name(request, connection),
+                left,
+                _reproach(request, connection, fault),
+            )
+        return True
 
     def wait(self, fault: Fault, number: int) -> float:
         """What the server asks for, else 1, 2, 4, … s, at most `max_wait_s`."""
@@ -295,17 +302,15 @@ class _Flow:
             return fault.wait_s
         return min(2.0 ** (number - 1), self.policy.max_wait_s) * random.uniform(0.5, 1.0)
 
-    def endpoint(self, request: Request) -> _Endpoint:
-        connection = request.connection
+    def endpoint(self, request: Request, connection: Connection) -> Endpoint:
         key = (request.descriptor.provider, connection.base_url, connection.api_key_env)
         endpoint = self.endpoints.get(key)
         if endpoint is None:
-            endpoint = self.endpoints[key] = _Endpoint(self.policy.concurrency)
+            several = len(request.connection.deployments) > 1
+            endpoint = Endpoint(self.policy.concurrency, adapts=self.policy.adaptive, probes=several)
+            self.endpoints[key] = endpoint
+        endpoint.keep(connection.requests_per_minute, connection.tokens_per_minute)
         return endpoint
-
-
-def _jittered(wait_s: float) -> float:
-    return wait_s * random.uniform(1.0, 1.0 + JITTER)
 
 
 def _failure(request: Request, fault: Fault) -> Failure:
@@ -347,15 +352,20 @@ def _breaks(fault: Fault, model: _Model, *, last: bool) -> bool:
     return fault.reason in FATAL
 
 
-def _name(request: Request) -> str:
+def _name(request: Request, connection: Connection) -> str:
     descriptor = request.descriptor
-    place = endpoint_of(request.connection.base_url, None)
+    place = endpoint_of(connection.base_url, None)
     return f"{descriptor.provider}/{descriptor.model}" + (f" at {place}" if place else "")
 
 
-def _advice(request: Request, fault: Fault) -> str:
+def _reproach(request: Request, connection: Connection, fault: Fault) -> str:
+    key = f", key in {connection.api_key_env}" if connection.api_key_env else ""
+    return f"{fault.reason}, {fault.detail.rstrip('.')}{key}."
+
+
+def _advice(request: Request, connection: Connection, fault: Fault) -> str:
     """One paragraph: who, what it said, and the way out."""
-    variable = request.connection.api_key_env
+    variable = connection.api_key_env
     if fault.down:
         way = "Start the server or set the model's base_url (and a proxy, where one is needed)."
     elif fault.reason == "auth":
@@ -370,4 +380,4 @@ def _advice(request: Request, fault: Fault) -> str:
         way = "Take a judge that does, or a protocol that reads the text: protocol=pairwise."
     else:
         way = "Check the model's name and base_url; GET {base_url}/models lists what is served."
-    return f"{_name(request)} cannot be used ({fault.reason}): {fault.detail.rstrip('.')}. {way}"
+    return f"{_name(request, connection)} cannot be used ({fault.reason}): {fault.detail.rstrip('.')}. {way}"

@@ -28,12 +28,12 @@ from typing import Any
 
 from judgebench.engine import Event, Response
 from judgebench.engine.faults import Fault, fault_of
-from judgebench.engine.flow import stream
+from judgebench.engine.flow import Headers, stream
 from judgebench.engine.hiding import Secrets, shown
 from judgebench.engine.openai import BASES, Remote, api_key, base_url, unreachable
 from judgebench.engine.wire import decoded, is_chat, response_of, settings_body
 from judgebench.errors import ConfigError, choices
-from judgebench.request import Request
+from judgebench.request import Connection, Request
 
 # Our provider names where litellm's differ.
 PREFIXES: Mapping[str, str] = {
@@ -120,26 +120,26 @@ class _Client:
         self.routes: dict[tuple[Any, ...], tuple[dict[str, Any], Secrets]] = {}
         self.text_clients: dict[tuple[str, str | None], Any] = {}
 
-    async def call(self, request: Request) -> Response:
+    async def call(self, request: Request, connection: Connection, heard: Headers) -> Response:
         """Ask once."""
         if self.litellm is None:
             self.litellm = await asyncio.to_thread(load)
         chat = is_chat(request)
-        of = (request.descriptor.hash, request.connection, request.sample, chat)
+        of = (request.descriptor.hash, connection, request.sample, chat)
         known = self.routes.get(of)
         if known is None:
-            route = self.route(request, chat)
+            route = self.route(request, connection, chat)
             key = None if route["api_key"] == NO_KEY else route["api_key"]
             known = self.routes[of] = route, Secrets(key, route["api_base"])
         route, secrets = known
         try:
-            return secrets.hide_in_answer(await self.ask(request, chat, route))
+            return secrets.hide_in_answer(await self.ask(request, chat, route, heard))
         except Fault as fault:
             raise secrets.hide_in_fault(fault) from None
         except ConfigError as error:
             raise ConfigError(secrets.hide(str(error))) from None
 
-    async def ask(self, request: Request, chat: bool, route: Mapping[str, Any]) -> Response:
+    async def ask(self, request: Request, chat: bool, route: Mapping[str, Any], heard: Headers) -> Response:
         received: list[Any] = []
         ask = self.litellm.acompletion if chat else self.litellm.atext_completion
         start = time.perf_counter()
@@ -152,21 +152,27 @@ class _Client:
         except Exception as error:
             sent = _as_sent(received)
             if sent is None:
-                raise self.mended(error, request) from None
+                raise self.mended(
+                    error, request, str(route["api_base"] or request.descriptor.provider)
+                ) from None
             # It came, only the translation broke: on a field that need not be of use.
             return response_of(request, sent, time.perf_counter() - start)
         latency_s = time.perf_counter() - start
+        heard(_headers(reply))
         cost = None if request.connection.price else reply._hidden_params.get("response_cost") or None
         return response_of(request, _as_sent(received) or reply.model_dump(), latency_s, cost)
 
-    def route(self, request: Request, chat: bool) -> dict[str, Any]:
+    def route(self, request: Request, connection: Connection, chat: bool) -> dict[str, Any]:
         """The arguments that the requests of one descriptor, connection and sample share."""
-        connection = request.connection
         prefix = self.prefix(request)
         url = None
         if connection.base_url is not None or prefix == "openai":
             # Always named for openai: else OPENAI_BASE_URL would redirect it behind the descriptor's back.
-            url = base_url(request) if connection.base_url is not None else BASES["openai"]
+            url = (
+                base_url(request.descriptor.provider, connection)
+                if connection.base_url is not None
+                else BASES["openai"]
+            )
         key = api_key(connection)
         if key is None and connection.base_url is not None:
             key = NO_KEY
@@ -222,7 +228,7 @@ class _Client:
             return "openai"
         raise ConfigError(f"The model has no base_url, and its provider {choices(provider, known)}")
 
-    def mended(self, error: Exception, request: Request) -> Exception:
+    def mended(self, error: Exception, request: Request, where: str) -> Exception:
         """What to raise in place of an exception of litellm."""
         known = self.litellm.exceptions
         message = str(getattr(error, "message", error))
@@ -248,11 +254,16 @@ class _Client:
         if status < 300 or _NO_JSON.search(message):
             return Fault("malformed", message, retry=True)
         if status >= 500 and _is_down(error, message):
-            where = shown(request.connection.base_url or request.descriptor.provider)
-            return Fault("server", unreachable(where, cause), retry=True, down=True)
+            return Fault("server", unreachable(shown(where), cause), retry=True, down=True)
         response = getattr(error, "response", None)
         headers = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None) or {}
         return fault_of(status, body, headers, time.time())
+
+
+def _headers(reply: Any) -> dict[str, str]:
+    """A reply's own headers, without the prefix that litellm puts before those it does not know."""
+    headers = reply._hidden_params.get("additional_headers") or {}
+    return {str(name).lower().removeprefix("llm_provider-"): str(value) for name, value in headers.items()}
 
 
 def _as_sent(received: list[Any]) -> dict[str, Any] | None:

@@ -32,9 +32,9 @@ from typing import Any, TypeVar
 from judgebench import hub
 from judgebench.engine import NO_USAGE, Event, Reason, Response, Usage, finish_reason
 from judgebench.engine.faults import Fault
-from judgebench.engine.flow import Policy, stream
+from judgebench.engine.flow import Headers, Policy, stream
 from judgebench.errors import ConfigError, DataError, EngineError, choices
-from judgebench.request import Request
+from judgebench.request import Connection, Request
 from judgebench.weights import HUB, PACKAGE, gguf_text, hub_file, shards
 
 T = TypeVar("T")
@@ -107,7 +107,7 @@ class LlamaCpp:
         """Answer each request pulled; see `judgebench.engine` for the laws."""
         session = _Session(self)
         # One attempt: nothing that fails in this process would go better a second later.
-        events = stream(requests, session.answer, Policy(concurrency=self.slots, max_attempts=1))
+        events = stream(requests, session.call, Policy(concurrency=self.slots, max_attempts=1, adaptive=False))
         try:
             async for event in events:
                 yield event
@@ -128,7 +128,7 @@ class _Session:
         self.threads = ThreadPoolExecutor(engine.slots, thread_name_prefix="llamacpp")
         self.calls: set[Future[Any]] = set()
 
-    async def answer(self, request: Request) -> Response:
+    async def call(self, request: Request, connection: Connection, heard: Headers) -> Response:
         body = request_body(request, self.engine)
         model = await self.model(request)
         return await self.in_thread(model.answer, request, body, self.cancelled)

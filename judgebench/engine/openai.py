@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from judgebench.engine import Event, Response
 from judgebench.engine.faults import Fault, fault_of
-from judgebench.engine.flow import Policy, stream
+from judgebench.engine.flow import Headers, Policy, stream
 from judgebench.engine.hiding import Secrets, shown
 from judgebench.engine.wire import check_body, decoded, is_chat, response_of, settings_body
 from judgebench.errors import ConfigError, EngineError, choices
@@ -56,10 +56,11 @@ class Remote:
     """The settings of the engines over HTTP.
 
     Args:
-        concurrency: calls in flight, of all models together.
+        concurrency: calls in flight at most, of all models together.
         timeout_s: for one try, from connecting to the last byte.
         max_attempts: tries a request; 1 means no retry.
         max_wait_s: the longest wait between two tries; a server that asks for more fails the row.
+        adaptive: follow what each endpoint bears; false for a server of yours that queues by itself.
         body: extra fields of every body that change no output (`user`, `service_tier`, …).
     """
 
@@ -67,6 +68,7 @@ class Remote:
     timeout_s: float = 600.0
     max_attempts: int = 5
     max_wait_s: float = 60.0
+    adaptive: bool = True
     body: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +77,7 @@ class Remote:
 
     def policy(self) -> Policy:
         """How calls are executed on this machine."""
-        return Policy(window(self.concurrency), self.max_attempts, self.max_wait_s)
+        return Policy(window(self.concurrency), self.max_attempts, self.max_wait_s, self.adaptive)
 
 
 class OpenAI(Remote):
@@ -127,17 +129,16 @@ def api_key(connection: Connection) -> str | None:
     return key
 
 
-def base_url(request: Request) -> str:
+def base_url(provider: str, connection: Connection) -> str:
     """The URL that routes hang on, without a slash at the end; a pasted full route is cut to it."""
-    url = request.connection.base_url
+    url = connection.base_url
     if url is None:
-        provider = request.descriptor.provider
         if provider not in BASES:
             raise ConfigError(f"The model has no base_url, and its provider {choices(provider, BASES)}")
         return BASES[provider]
     url = re.sub(r"(?:/chat)?/completions$", "", url.strip().rstrip("/")).rstrip("/")
     if not re.match(r"https?://[^/]", url, re.IGNORECASE):
-        raise ConfigError(f"base_url={request.connection.base_url!r} is no URL like http://HOST:PORT/v1.")
+        raise ConfigError(f"base_url={connection.base_url!r} is no URL like http://HOST:PORT/v1.")
     return url
 
 
@@ -160,19 +161,19 @@ class _Client:
         self.session: aiohttp.ClientSession | None = None
         self.routes: dict[tuple[str, Connection, int, bool], _Route] = {}
 
-    async def call(self, request: Request) -> Response:
+    async def call(self, request: Request, connection: Connection, heard: Headers) -> Response:
         """Ask once."""
         chat = is_chat(request)
-        of = (request.descriptor.hash, request.connection, request.sample, chat)
+        of = (request.descriptor.hash, connection, request.sample, chat)
         route = self.routes.get(of)
         if route is None:
-            route = self.routes[of] = self.route(request, chat)
+            route = self.routes[of] = self.route(request, connection, chat)
         try:
-            return route.secrets.hide_in_answer(await self.ask(request, route))
+            return route.secrets.hide_in_answer(await self.ask(request, route, heard))
         except Fault as fault:
             raise route.secrets.hide_in_fault(fault) from None
 
-    async def ask(self, request: Request, route: _Route) -> Response:
+    async def ask(self, request: Request, route: _Route, heard: Headers) -> Response:
         session = self.session or self.open()
         body = (request.input_text[:-1] + route.tail).encode()
         start = time.perf_counter()
@@ -184,18 +185,19 @@ class _Client:
         except Exception as error:
             raise _breakdown(error, route) from None
         latency_s = time.perf_counter() - start
+        heard(reply.headers)
         value = decoded(raw)
         if reply.status != 200 or type(value) is not dict or value.get("error"):
             raise _refusal(reply, raw, value, route)
         return response_of(request, value, latency_s)
 
-    def route(self, request: Request, chat: bool) -> _Route:
+    def route(self, request: Request, connection: Connection, chat: bool) -> _Route:
         import yarl
         from multidict import CIMultiDict, CIMultiDictProxy
 
-        base = base_url(request)
+        base = base_url(request.descriptor.provider, connection)
         url = yarl.URL(f"{base}/chat/completions" if chat else f"{base}/completions")
-        key = api_key(request.connection)
+        key = api_key(connection)
         if key is not None and (url.user or url.password):
             raise ConfigError("base_url holds a user name beside api_key_env: give one of the two.")
         headers = CIMultiDict({"Content-Type": "application/json", "Accept": "application/json"})
