@@ -17,7 +17,7 @@ from judgebench.benchmark import Instruction, Loaded
 from judgebench.engine import Event, Failure, Response
 from judgebench.errors import ConfigError, DataError
 from judgebench.model import Model
-from judgebench.prompt import Text
+from judgebench.prompt import Text, folded
 from judgebench.reasoning import split_reasoning
 from judgebench.request import (
     Connection,
@@ -234,7 +234,7 @@ class Answers:
             messages.append({"role": "user", "content": str(pair["user"])})
             if pair["assistant"] is not None:
                 messages.append({"role": "assistant", "content": pair["assistant"]})
-        return messages_input(messages)
+        return messages_input(folded(messages) if self.model.fold_system else messages)
 
     def _describe_shipped(self) -> Descriptor:
         located = self.loaded.source_of(str(self.model.name))

@@ -7,7 +7,7 @@ replies come in any order and are read in chunks, so that only what was read of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from typing import Protocol as Protocol_
@@ -102,7 +102,7 @@ class Judgements:
                 judge,
                 judge.descriptor(protocol.settings_for(judge.form)),
                 judge.connection,
-                protocol.template(judge.form, data_dir),
+                replace(protocol.template(judge.form, data_dir), fold_system=judge.fold_system),
             )
             for judge in judges.values()
         ]

@@ -35,6 +35,7 @@ class Model:
         weights: of a local model: `package:NAME`, a path, or `hf://owner/repo@revision/file`.
         chat_template: when set, replaces the model's own.
         template: Jinja text that renders a conversation for a `text` model.
+        fold_system: put the system message before the first user turn, for a chat template without one.
         sampling: the settings that change what comes out (temperature, max_tokens, stop, …).
         samples: how many answers to each request.
         shipped: take the answers that the benchmark ships for this name, at no call.
@@ -54,6 +55,7 @@ class Model:
     weights: str | None = None
     chat_template: str | None = None
     template: str | None = None
+    fold_system: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     samples: int = 1
     shipped: bool = True

@@ -109,6 +109,7 @@ class Template:
 
     messages: tuple[tuple[str, Text], ...] = ()
     text: Text | None = None
+    fold_system: bool = False  # for a model whose chat template knows no system role
 
     @cached_property
     def uses(self) -> frozenset[str]:
@@ -120,7 +121,8 @@ class Template:
     def hash(self) -> str:
         """16 hex digits over the template's own text."""
         parts = [(role, text.source) for role, text in self.messages]
-        return digest(repr((parts, self.text.source if self.text else None)))[:16]
+        folded = ("fold_system",) if self.fold_system else ()
+        return digest(repr((parts, self.text.source if self.text else None, *folded)))[:16]
 
     def check(self, known: frozenset[str], needed: Sequence[frozenset[str]], name: str) -> None:
         """Refuse fields nobody gives, and a prompt that shows none of a `needed` group."""
@@ -139,9 +141,23 @@ class Template:
         if self.text is not None:
             return prompt_input(self.text.render(values))
         rendered = ((role, text.render(values)) for role, text in self.messages)
-        return messages_input(
-            [{"role": role, "content": text} for role, text in rendered if text or role != "system"]
-        )
+        messages = [{"role": role, "content": text} for role, text in rendered if text or role != "system"]
+        return messages_input(folded(messages) if self.fold_system else messages)
+
+
+def folded(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """The same conversation without a system message: its text begins the first user turn.
+
+    >>> folded([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
+    [{'role': 'user', 'content': 'Be brief.\\n\\nHi'}]
+    """
+    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+    rest: list[Mapping[str, str]] = [message for message in messages if message["role"] != "system"]
+    if not system:
+        return rest
+    if rest and rest[0]["role"] == "user":
+        return [{"role": "user", "content": f"{system}\n\n{rest[0]['content']}"}, *rest[1:]]
+    return [{"role": "user", "content": system}, *rest]
 
 
 def chat_template(messages: Sequence[Mapping[str, str]]) -> Template:

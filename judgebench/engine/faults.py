@@ -8,7 +8,7 @@ status, headers and body into one `Fault`. It does not know sockets, engines or 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -43,6 +43,36 @@ _IN_BODY = re.compile(
     re.IGNORECASE,
 )
 _EPOCH_S = 1e9  # a number as large as this is an instant, not a duration
+
+
+_UNWANTED = re.compile(
+    r"unsupported|not (?:be )?(?:supported|permitted|allowed|recogni[sz]ed|valid|compatible)"
+    r"|unrecogni[sz]ed|unexpected|unknown|deprecated|does(?:n't| not) support|only the default"
+    r"|must be (?:null|omitted|removed)",
+    re.IGNORECASE,
+)
+_NO_SYSTEM = re.compile(
+    r"system (?:role|message|prompt|instruction)s?[^.]{0,40}(?:not|un)[ -]?(?:supported|allowed|enabled)"
+    r"|(?:not support|unsupported|only support)[^.]{0,40}\bsystem\b|roles must alternate",
+    re.IGNORECASE,
+)
+
+
+def refused_setting(detail: str, settings: Iterable[str]) -> str | None:
+    """The setting that an error says the model does not take; null where it names none.
+
+    >>> refused_setting("400 Unsupported value: 'temperature' does not support 0.", ["temperature"])
+    'temperature'
+    """
+    if not _UNWANTED.search(detail):
+        return None
+    named = [name for name in settings if re.search(rf"(?<![\w]){re.escape(name)}(?![\w])", detail)]
+    return named[0] if len(named) == 1 else None
+
+
+def refuses_system(detail: str) -> bool:
+    """Whether an error says that the model's chat template has no place for a system message."""
+    return bool(_NO_SYSTEM.search(detail))
 
 
 class Fault(Exception):

@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 from judgebench.engine import FATAL, Attempt, Event, Failure, Reason, Response
 from judgebench.engine.endpoint import Endpoint, jittered
-from judgebench.engine.faults import Fault
+from judgebench.engine.faults import Fault, refused_setting, refuses_system
 from judgebench.errors import ConfigError, EngineError
 from judgebench.request import Connection, Request, endpoint_of
 
@@ -242,6 +242,10 @@ class _Flow:
                 await self.tell(Attempt(request, number, fault.reason, fault.detail, 0.0))
                 continue
             tries += 1
+            if not model.answered and (way := _way_out(request, fault)):
+                self.finished.append(_failure(request, fault))
+                what = f"{_name(request, connection)} cannot be used like this: {fault.detail.rstrip('.')}."
+                raise EngineError(f"{what} {way}")
             if _breaks(fault, model, last=tries == most):
                 self.finished.append(_failure(request, fault))
                 raise EngineError(_advice(request, connection, fault))
@@ -350,6 +354,27 @@ def _breaks(fault: Fault, model: _Model, *, last: bool) -> bool:
     if fault.moved or fault.reason == "no_logprobs":
         return not model.answered
     return fault.reason in FATAL
+
+
+def _way_out(request: Request, fault: Fault) -> str | None:
+    """What to change where the model refuses something that all of its requests have; else null."""
+    if fault.reason not in ("bad_request", "no_logprobs", "server"):
+        return None
+    name = refused_setting(fault.detail, request.descriptor.settings)
+    if name == "logprobs":
+        return None  # not the model's setting but the protocol's: the way out is told of a reply without them
+    if name is not None:
+        return (
+            f"It does not take the setting {name}: set sampling.{name}=null in its conf or on the command "
+            f"line (judge.sampling.{name}=null, candidate.sampling.{name}=null). That is another request, "
+            "with a key of its own."
+        )
+    if refuses_system(fault.detail) and '"role":"system"' in request.input_text:
+        return (
+            "Its chat template has no system message: fold_system=true (judge.fold_system=true, "
+            "candidate.fold_system=true) puts that text before the first user turn."
+        )
+    return None
 
 
 def _name(request: Request, connection: Connection) -> str:

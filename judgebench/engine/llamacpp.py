@@ -107,7 +107,9 @@ class LlamaCpp:
         """Answer each request pulled; see `judgebench.engine` for the laws."""
         session = _Session(self)
         # One attempt: nothing that fails in this process would go better a second later.
-        events = stream(requests, session.call, Policy(concurrency=self.slots, max_attempts=1, adaptive=False))
+        events = stream(
+            requests, session.call, Policy(concurrency=self.slots, max_attempts=1, adaptive=False)
+        )
         try:
             async for event in events:
                 yield event

@@ -23,7 +23,15 @@ from judgebench.engine import Event, Response
 from judgebench.engine.faults import Fault, fault_of
 from judgebench.engine.flow import Headers, Policy, stream
 from judgebench.engine.hiding import Secrets, shown
-from judgebench.engine.wire import check_body, decoded, is_chat, response_of, settings_body
+from judgebench.engine.wire import (
+    OTHER_NAME,
+    check_body,
+    decoded,
+    is_chat,
+    response_of,
+    settings_body,
+    wants_other_name,
+)
 from judgebench.errors import ConfigError, EngineError, choices
 from judgebench.request import Connection, Request, canonical
 
@@ -159,18 +167,24 @@ class _Client:
     def __init__(self, engine: OpenAI) -> None:
         self.engine = engine
         self.session: aiohttp.ClientSession | None = None
-        self.routes: dict[tuple[str, Connection, int, bool], _Route] = {}
+        self.routes: dict[tuple[str, Connection, int, bool, bool], _Route] = {}
+        self.renamed: set[str] = set()  # models that know `max_tokens` under its other name
 
     async def call(self, request: Request, connection: Connection, heard: Headers) -> Response:
         """Ask once."""
         chat = is_chat(request)
-        of = (request.descriptor.hash, connection, request.sample, chat)
+        renamed = request.descriptor.hash in self.renamed
+        of = (request.descriptor.hash, connection, request.sample, chat, renamed)
         route = self.routes.get(of)
         if route is None:
             route = self.routes[of] = self.route(request, connection, chat)
         try:
             return route.secrets.hide_in_answer(await self.ask(request, route, heard))
         except Fault as fault:
+            if not renamed and fault.reason == "bad_request" and wants_other_name(fault.detail):
+                # Refused before anything was answered: it costs nothing, and only once a model.
+                self.renamed.add(request.descriptor.hash)
+                return await self.call(request, connection, heard)
             raise route.secrets.hide_in_fault(fault) from None
 
     async def ask(self, request: Request, route: _Route, heard: Headers) -> Response:
@@ -203,7 +217,10 @@ class _Client:
         headers = CIMultiDict({"Content-Type": "application/json", "Accept": "application/json"})
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
-        fields = {**self.engine.body, **settings_body(request), "model": request.descriptor.model}
+        settings = settings_body(request)
+        if request.descriptor.hash in self.renamed:
+            settings = {OTHER_NAME.get(name, name): value for name, value in settings.items()}
+        fields = {**self.engine.body, **settings, "model": request.descriptor.model}
         proxy = _proxy(url)
         secrets = Secrets(key, base, proxy)
         return _Route(url, CIMultiDictProxy(headers), "," + canonical(fields)[1:], proxy, secrets)

@@ -99,6 +99,27 @@ def settings_body(request: Request) -> dict[str, Any]:
     return body
 
 
+OTHER_NAME: Mapping[str, str] = {
+    "max_tokens": "max_completion_tokens",
+    "max_completion_tokens": "max_tokens",
+}
+
+
+def wants_other_name(detail: str) -> bool:
+    """Whether an error says that the limit of an answer's length goes by the other of its two names.
+
+    >>> wants_other_name("Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
+    True
+    """
+    return "max_completion_tokens" in detail and bool(
+        re.search(
+            r"unsupported|not supported|unrecogni[sz]ed|unknown|unexpected|not permitted",
+            detail,
+            re.IGNORECASE,
+        )
+    )
+
+
 def check_body(body: Mapping[str, Any]) -> None:
     """An engine's own body fields may only be such as change no output; `ConfigError` otherwise."""
     for name in body:
