@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,8 @@ from judgebench import canary, ranking
 from judgebench.answers import Answers
 from judgebench.benchmark import Benchmark, Loaded, Truth
 from judgebench.budget import Budget, Limits
-from judgebench.engine import Engine
-from judgebench.errors import ConfigError
+from judgebench.engine import REASONS, Engine
+from judgebench.errors import ConfigError, EngineError
 from judgebench.judgements import Judgements, Match
 from judgebench.model import Model
 from judgebench.protocol import Protocol
@@ -34,6 +35,17 @@ from judgebench.store import RoleRoot, instants
 from judgebench.store.layout import ROLES
 from judgebench.store.root import Served, root_of
 from judgebench.tally import Tally
+
+FLOOD = 10  # conversations of a model, below which a share says nothing
+# Failures that a model or its provider is to blame for, not the run's own settings.
+BROKEN = frozenset(REASONS) - {
+    "previous_turn_failed",
+    "not_cached",
+    "not_shipped",
+    "not_recorded",
+    "over_budget",
+    "cancelled",
+}
 
 
 @dataclass
@@ -48,6 +60,7 @@ class Experiment:
     judges: Mapping[str, Model] | None = None
     engine: Engine | Recordings | None = None
     ranking: Mapping[str, Any] = field(default_factory=dict)
+    max_failed: float = 0.5
     limit: int | None = None
     shard: str | None = None
     check_judge: bool = True
@@ -223,6 +236,23 @@ class Prepared:
             fresh_since=since,
         )
 
+    def refuse_flood(self) -> None:
+        """Stop before judging where most answers of a model are missing: its score would say nothing.
+
+        Raises:
+            EngineError: more than the share `max_failed` of at least `FLOOD` conversations failed.
+        """
+        for side in self.sides:
+            reasons = Counter(talk.reason for talk in side.conversations if talk.reason in BROKEN)
+            failed, asked = reasons.total(), len(side.conversations)
+            if asked >= FLOOD and failed > self.experiment.max_failed * asked:
+                why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+                raise EngineError(
+                    f"{side.label}: {failed} of {asked} answers failed ({why}). Nothing was judged; what was "
+                    "answered is stored, and the same command asks the failed ones again. max_failed=1 "
+                    "judges what there is."
+                )
+
     def completion_requests(self, turn: int) -> Iterator[Request]:
         """One turn's requests of all sides."""
         return chain.from_iterable(side.requests(turn) for side in self.sides)
@@ -281,6 +311,7 @@ async def fill_all(prepared: Prepared, stop: asyncio.Event, watch: Watch, budget
         with watch("completions", filled.completions):
             for turn in prepared.turns:
                 await completions.fill(prepared.completion_requests(turn), prepared.take_completions)
+        prepared.refuse_flood()
         with watch("judgements", filled.judgements):
             await judgements.fill(prepared.judgements.requests(), prepared.judgements.take)
         for stage in (completions, judgements):

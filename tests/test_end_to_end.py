@@ -215,6 +215,28 @@ def test_a_judge_that_never_gives_a_verdict(capsys):
 KEY = "correct-horse/battery+staple=9911"
 
 
+def test_b114_a_flood_of_empty_answers_stops_before_judging(capsys):
+    """Two good ones first, so that nothing looks broken from the start."""
+
+    def plan(number, body):
+        if is_judging(body):
+            return says(answer)(number, body)
+        return None if number < 2 else {"choices": [{"message": {"content": ""}, "finish_reason": "stop"}]}
+
+    with serving(plan=plan) as server:
+        common = ("engine=openai", "engine.concurrency=1", "limit=30", "check_judge=false")
+        assert run(server.url, *common, "output_dir=flood") == 1
+        told = capsys.readouterr().err
+        assert "cand: 28 of 30 answers failed (28 empty)" in told
+        assert "max_failed=1" in told
+        assert not any(is_judging(body) for body in server.bodies)
+        assert recorded("flood")["status"] == "failed: EngineError"
+        assert len(stored("completions", "output")) == 2
+        server.count = 0
+        assert run(server.url, *common, "max_failed=1", "output_dir=forced", "store.root=new") == 3
+        assert sum(is_judging(body) for body in server.bodies) == 4
+
+
 def holding(folder, secret):
     return [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
