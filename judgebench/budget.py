@@ -23,8 +23,8 @@ from typing import NamedTuple, TypedDict
 
 from judgebench.engine import Attempt, Failure, Response
 from judgebench.errors import ConfigError
-from judgebench.prices import known_price
-from judgebench.request import Descriptor, Key, Request
+from judgebench.prices import price_of
+from judgebench.request import Descriptor, Key, Price, Request
 
 OUTPUT_GUESS = 4096  # tokens of an answer where neither the settings nor an earlier answer tell
 BYTES_PER_TOKEN = 2.5  # fewer than any common tokenizer takes, of English (4) as of Chinese (3)
@@ -168,15 +168,15 @@ class Budget:
         written = int(limit or seen.output or OUTPUT_GUESS)
         usd = 0.0
         if self.limits.get("max_cost_usd") is not None:
-            per_input, per_output = self._price(request)
-            usd = (read * per_input + written * per_output) / 1e6
+            price = self._price(request)
+            usd = (read * price.input + written * price.output) / 1e6
         return Amount(1, read + written, usd)
 
-    def _price(self, request: Request) -> tuple[float, float]:
+    def _price(self, request: Request) -> Price:
         descriptor = request.descriptor
         if descriptor.provider in FREE:
-            return (0.0, 0.0)
-        price = request.connection.price or known_price(descriptor.provider, descriptor.model)
+            return Price(0.0, 0.0)
+        price = price_of(descriptor, request.connection)
         if price is None:
             raise ConfigError(
                 "budget.max_cost_usd cannot be kept: nobody says what "

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from judgebench.engine import Engine
 from judgebench.errors import ConfigError
-from judgebench.request import Connection, Descriptor, coerce_settings, endpoint_of
+from judgebench.request import Connection, Descriptor, Price, coerce_settings, endpoint_of
 from judgebench.weights import weights_identity
 
 FORMS = ("chat", "text", "decision")
@@ -39,7 +39,8 @@ class Model:
         sampling: the settings that change what comes out (temperature, max_tokens, stop, …).
         samples: how many answers to each request.
         shipped: take the answers that the benchmark ships for this name, at no call.
-        price: USD per million tokens, `{input, output}`, where the provider does not tell.
+        price: USD per million tokens, `{input, output, cached}`, where the provider does not tell; `cached`
+            for input that comes from its cache, where that costs less.
         engine: how it is reached, unless the run names another engine for all.
     """
 
@@ -74,6 +75,7 @@ class Model:
         for url in _several(self.base_url):
             self._check_address(url)
         self._check_deployments()
+        self._check_price()
         if self.form not in FORMS:
             raise ConfigError(f"form={self.form!r} is not known. Choices: {', '.join(FORMS)}.")
         if not isinstance(self.samples, int) or isinstance(self.samples, bool) or self.samples < 1:
@@ -118,6 +120,18 @@ class Model:
             if value is not None and (isinstance(value, bool) or not value > 0):
                 raise ConfigError(f"{name}={value!r}: a number above 0, or null for no limit.")
 
+    def _check_price(self) -> None:
+        if self.price is None:
+            return
+        for name in {"input", "output", *self.price}:
+            value = self.price.get(name)
+            known = name in Price._fields and (value is not None or name == "cached")
+            if not known or (value is not None and (isinstance(value, bool) or not value >= 0)):
+                raise ConfigError(
+                    f"The price of {self.shown!r} is {dict(self.price)!r}: give USD per million tokens as "
+                    "{input: 2.5, output: 10}, with cached: 0.25 where input from the cache costs less."
+                )
+
     @property
     def shown(self) -> str:
         """The label for tables."""
@@ -142,7 +156,7 @@ class Model:
         """How it is reached; nothing of it is hashed."""
         price = None
         if self.price is not None:
-            price = (float(self.price["input"]), float(self.price["output"]))
+            price = Price(**{k: float(v) for k, v in self.price.items() if v is not None})
         urls = _several(self.base_url) or (None,)
         keys = _several(self.api_key_env) or (None,)
         several = max(len(urls), len(keys))

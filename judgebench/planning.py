@@ -21,9 +21,9 @@ from judgebench.engine import Failure
 from judgebench.experiment import Experiment, Prepared
 from judgebench.explain import Misses
 from judgebench.folder import COMPLETE, Job
-from judgebench.prices import CHARS_PER_TOKEN, known_price
+from judgebench.prices import CHARS_PER_TOKEN, price_of
 from judgebench.report import literal
-from judgebench.request import Descriptor, Request
+from judgebench.request import Connection, Descriptor, Price, Request
 from judgebench.stage import CHUNK, Outcome
 from judgebench.store import Answer
 from judgebench.store.layout import ROLES
@@ -38,7 +38,7 @@ class Line:
     stage: str
     model: str
     descriptor: Descriptor
-    price: tuple[float, float] | None
+    price: Price | None
     hits: int = 0  # stored, shipped, or sharing the call of an equal request
     misses: int = 0
     at_most: int = 0  # misses that hang on answers which are not there yet
@@ -60,7 +60,7 @@ class Line:
         """At most this much for the misses that can be rendered; null where no price is known."""
         if self.price is None:
             return None
-        return (self.input_tokens * self.price[0] + self.output_tokens * self.price[1]) / 1e6
+        return (self.input_tokens * self.price.input + self.output_tokens * self.price.output) / 1e6
 
 
 @dataclass
@@ -84,11 +84,10 @@ def plan(prepared: Prepared, missed: Mapping[str, Misses]) -> Iterator[Line]:
     lines: dict[tuple[str, str], Line] = {}
     labels = prepared.names
 
-    def line(stage: str, descriptor: Descriptor, price: tuple[float, float] | None) -> Line:
+    def line(stage: str, descriptor: Descriptor, connection: Connection) -> Line:
         key = (stage, descriptor.hash)
         if key not in lines:
-            known = price or known_price(descriptor.provider, descriptor.model)
-            lines[key] = Line(stage, labels[descriptor.hash], descriptor, known)
+            lines[key] = Line(stage, labels[descriptor.hash], descriptor, price_of(descriptor, connection))
         return lines[key]
 
     root = prepared.open("completions", "plan", read_only=True)
@@ -98,7 +97,7 @@ def plan(prepared: Prepared, missed: Mapping[str, Misses]) -> Iterator[Line]:
             answers = root.lookup(chunk)
             missed["completions"].note(root, _unanswered(chunk, answers))
             for request, answer in zip(chunk, answers, strict=True):
-                counted = line("completions", request.descriptor, request.connection.price)
+                counted = line("completions", request.descriptor, request.connection)
                 if answer is not None:
                     counted.hits += 1
                     outcomes.append(Outcome(request, answer))
@@ -117,14 +116,14 @@ def plan(prepared: Prepared, missed: Mapping[str, Misses]) -> Iterator[Line]:
             if talk.reason in ("not_cached", "previous_turn_failed") and not talk.complete
         )
         if later:
-            line("completions", side.descriptor, side.connection.price).at_most += later
+            line("completions", side.descriptor, side.connection).at_most += later
     root.close()
     root = prepared.open("judgements", "plan", read_only=True)
     for chunk in _chunks(prepared.judgements.requests()):
         answers = root.lookup(chunk)
         missed["judgements"].note(root, _unanswered(chunk, answers))
         for request, answer in zip(chunk, answers, strict=True):
-            counted = line("judgements", request.descriptor, request.connection.price)
+            counted = line("judgements", request.descriptor, request.connection)
             if answer is not None:
                 counted.hits += 1
             else:
@@ -137,7 +136,7 @@ def plan(prepared: Prepared, missed: Mapping[str, Misses]) -> Iterator[Line]:
             for reason, judge in zip(columns["reason"], columns["judge_descriptor"], strict=True)
         )
         if waiting:
-            line("judgements", seat.descriptor, seat.connection.price).at_most += waiting
+            line("judgements", seat.descriptor, seat.connection).at_most += waiting
     yield from lines.values()
 
 

@@ -7,6 +7,8 @@ import json
 from functools import lru_cache
 from pathlib import Path
 
+from judgebench.request import Connection, Descriptor, Price
+
 CHARS_PER_TOKEN = 4.0  # of English text; an estimate, said to be one
 
 
@@ -23,10 +25,22 @@ def _prices() -> dict[str, dict[str, float]]:
     return table
 
 
-def known_price(provider: str, model: str) -> tuple[float, float] | None:
-    """USD per million input and output tokens, from litellm's table; null where it has none."""
-    for name in (model, f"{provider}/{model}"):
+def price_of(descriptor: Descriptor, connection: Connection) -> Price | None:
+    """The price that the conf names, else that of litellm's table; null where neither knows one.
+
+    A server under an address of its own has no price but that of its conf, whatever it calls its models.
+    """
+    if connection.price is not None or connection.base_url is not None:
+        return connection.price
+    return _listed(descriptor.provider, descriptor.model)
+
+
+@lru_cache(maxsize=256)
+def _listed(provider: str, model: str) -> Price | None:
+    for name in (f"{provider}/{model}", model):
         entry = _prices().get(name, {})
-        if entry.get("input_cost_per_token") is not None and entry.get("output_cost_per_token") is not None:
-            return (entry["input_cost_per_token"] * 1e6, entry["output_cost_per_token"] * 1e6)
+        read, written = entry.get("input_cost_per_token"), entry.get("output_cost_per_token")
+        if read is not None and written is not None:
+            cached = entry.get("cache_read_input_token_cost")
+            return Price(read * 1e6, written * 1e6, None if cached is None else cached * 1e6)
     return None

@@ -195,6 +195,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+class Price(NamedTuple):
+    """USD per million tokens; input that comes from the provider's cache costs as the rest unless named."""
+
+    input: float
+    output: float
+    cached: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """How a model is reached. Nothing of it is hashed; the key itself is read when it is used."""
@@ -202,7 +210,7 @@ class Connection:
     base_url: str | None = None
     api_key_env: str | None = None
     weights: str | None = None  # where a local engine finds them: path, package:NAME, hf://…
-    price: tuple[float, float] | None = None  # USD per million input and output tokens
+    price: Price | None = None
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
     also: tuple[Connection, ...] = ()  # further deployments of the same model

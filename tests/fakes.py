@@ -21,6 +21,7 @@ from judgebench.loop import background
 from judgebench.request import (
     Connection,
     Descriptor,
+    Price,
     Request,
     Subject,
     coerce_settings,
@@ -57,13 +58,13 @@ def request(
     sample: int = 0,
     chat: bool = True,
     key: str | None = None,
-    price: tuple[float, float] | None = None,
+    price: tuple[float, ...] | None = None,
     **settings: Any,
 ) -> Request:
     """A request of `text`; `settings` are the descriptor's."""
     return Request(
         Descriptor(provider, model, coerce_settings(settings)),
-        Connection(url, key, price=price),
+        Connection(url, key, price=Price(*price) if price else None),
         messages_input([{"role": "user", "content": text}]) if chat else prompt_input(text),
         Subject("test", text, 1, model),
         sample,

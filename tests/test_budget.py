@@ -15,7 +15,7 @@ from judgebench.cli import main
 from judgebench.engine import Failure, Response, Usage
 from judgebench.engine.faults import Fault
 from judgebench.errors import ConfigError
-from judgebench.request import Connection, Descriptor, Request, Subject, prompt_input
+from judgebench.request import Connection, Descriptor, Price, Request, Subject, prompt_input
 
 
 @pytest.fixture
@@ -50,7 +50,14 @@ def priced(count, price, **settings):
     model = Descriptor("vllm", "m", settings)
     subjects = (Subject("b", str(n), 1, "m") for n in range(count))
     return [
-        Request(model, Connection(price=price), prompt_input(f"question {n}"), subject, 0, n)
+        Request(
+            model,
+            Connection(price=Price(*price) if price else None),
+            prompt_input(f"question {n}"),
+            subject,
+            0,
+            n,
+        )
         for n, subject in enumerate(subjects)
     ]
 

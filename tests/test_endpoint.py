@@ -145,6 +145,9 @@ def test_a_model_with_several_deployments():
         ),
         ({"base_url": ["http://a/v1", "b/v1"], "endpoint_id": "x"}, "leads to no address"),
         ({"requests_per_minute": 0}, "requests_per_minute"),
+        ({"price": {"input": 1}}, "price of 'm'"),
+        ({"price": {"input": 1, "output": 2, "reasoning": 3}}, "price of 'm'"),
+        ({"price": {"input": 1, "output": -2}}, "price of 'm'"),
     ],
 )
 def test_deployments_that_cannot_be_meant(settings, message):

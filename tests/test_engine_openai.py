@@ -20,7 +20,8 @@ from judgebench.engine import Failure, Response, Usage, faults
 from judgebench.engine.openai import BASES, OpenAI, base_url, window
 from judgebench.engine.wire import response_of, usage_of
 from judgebench.errors import ConfigError, EngineError
-from judgebench.request import Connection, Request, digest
+from judgebench.prices import price_of
+from judgebench.request import Connection, Descriptor, Price, Request, digest
 
 QUICK = OpenAI(max_attempts=3, max_wait_s=0.01)
 TOP = [{"token": "A", "logprob": -0.1}, {"token": "B", "logprob": -2.5}]
@@ -410,6 +411,23 @@ def test_cost_follows_the_price_and_is_unknown_without() -> None:
     assert (got.served_model, got.fingerprint, got.latency_s is not None) == ("j-0613", "fp_1", True)
     assert read(reply).cost_usd is None
     assert read(chat({"content": "A"}), price=(2.0, 8.0)).cost_usd is None
+
+
+def test_cached_input_has_a_price_of_its_own() -> None:
+    """1,000 tokens read, 800 of them from the provider's cache, 100 written."""
+    usage = {"prompt_tokens": 1000, "completion_tokens": 100, "prompt_tokens_details": {"cached_tokens": 800}}
+    reply = {**chat({"content": "A"}), "usage": usage}
+    assert read(reply, price=(2.0, 8.0, 0.5)).cost_usd == pytest.approx((200 * 2 + 800 * 0.5 + 100 * 8) / 1e6)
+    assert read(reply, price=(2.0, 8.0)).cost_usd == pytest.approx((1000 * 2 + 100 * 8) / 1e6)
+
+
+def test_a_listed_model_has_the_price_of_the_table_unless_it_is_a_server_of_ones_own() -> None:
+    listed = price_of(Descriptor("openai", "gpt-4.1"), Connection())
+    assert listed is not None
+    assert 0 < listed.input < listed.output
+    assert price_of(Descriptor("openai", "gpt-4.1"), Connection("http://127.0.0.1:1/v1")) is None
+    assert price_of(Descriptor("openai", "gpt-4.1"), Connection(price=Price(0, 0))) == Price(0, 0)
+    assert price_of(Descriptor("openai", "no-such-model"), Connection()) is None
 
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2}

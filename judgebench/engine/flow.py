@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from judgebench.engine import FATAL, Attempt, Event, Failure, Reason, Response
+from judgebench.engine.advice import advice, named, reproach, way_out
 from judgebench.engine.endpoint import Endpoint, jittered
-from judgebench.engine.faults import Fault, refused_setting, refuses_system
+from judgebench.engine.faults import Fault
 from judgebench.errors import ConfigError, EngineError
-from judgebench.request import Connection, Request, endpoint_of
+from judgebench.request import Connection, Request
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class _Flow:
             if model.hopeless(event):
                 self.finished.append(event)
                 raise EngineError(
-                    f"{_name(request, request.connection)} failed its first {model.alike} requests in the "
+                    f"{named(request, request.connection)} failed its first {model.alike} requests in the "
                     f"same way: {event.reason}, {event.detail}"
                 )
         else:
@@ -242,13 +243,13 @@ class _Flow:
                 await self.tell(Attempt(request, number, fault.reason, fault.detail, 0.0))
                 continue
             tries += 1
-            if not model.answered and (way := _way_out(request, fault)):
+            if not model.answered and (way := way_out(request, fault)):
                 self.finished.append(_failure(request, fault))
-                what = f"{_name(request, connection)} cannot be used like this: {fault.detail.rstrip('.')}."
+                what = f"{named(request, connection)} cannot be used like this: {fault.detail.rstrip('.')}."
                 raise EngineError(f"{what} {way}")
             if _breaks(fault, model, last=tries == most):
                 self.finished.append(_failure(request, fault))
-                raise EngineError(_advice(request, connection, fault))
+                raise EngineError(advice(request, connection, fault))
             if not fault.retry or tries == most or self.error is not None:
                 break
             wait = self.wait(fault, tries)
@@ -294,9 +295,9 @@ class _Flow:
             left = len(request.connection.deployments) - len(model.aside)
             log.warning(
                 "%s goes on without one of its deployments (%d left): %s",
-                _name(request, connection),
+                named(request, connection),
                 left,
-                _reproach(request, connection, fault),
+                reproach(connection, fault),
             )
         return True
 
@@ -354,55 +355,3 @@ def _breaks(fault: Fault, model: _Model, *, last: bool) -> bool:
     if fault.moved or fault.reason == "no_logprobs":
         return not model.answered
     return fault.reason in FATAL
-
-
-def _way_out(request: Request, fault: Fault) -> str | None:
-    """What to change where the model refuses something that all of its requests have; else null."""
-    if fault.reason not in ("bad_request", "no_logprobs", "server"):
-        return None
-    name = refused_setting(fault.detail, request.descriptor.settings)
-    if name == "logprobs":
-        return None  # not the model's setting but the protocol's: the way out is told of a reply without them
-    if name is not None:
-        return (
-            f"It does not take the setting {name}: set sampling.{name}=null in its conf or on the command "
-            f"line (judge.sampling.{name}=null, candidate.sampling.{name}=null). That is another request, "
-            "with a key of its own."
-        )
-    if refuses_system(fault.detail) and '"role":"system"' in request.input_text:
-        return (
-            "Its chat template has no system message: fold_system=true (judge.fold_system=true, "
-            "candidate.fold_system=true) puts that text before the first user turn."
-        )
-    return None
-
-
-def _name(request: Request, connection: Connection) -> str:
-    descriptor = request.descriptor
-    place = endpoint_of(connection.base_url, None)
-    return f"{descriptor.provider}/{descriptor.model}" + (f" at {place}" if place else "")
-
-
-def _reproach(request: Request, connection: Connection, fault: Fault) -> str:
-    key = f", key in {connection.api_key_env}" if connection.api_key_env else ""
-    return f"{fault.reason}, {fault.detail.rstrip('.')}{key}."
-
-
-def _advice(request: Request, connection: Connection, fault: Fault) -> str:
-    """One paragraph: who, what it said, and the way out."""
-    variable = connection.api_key_env
-    if fault.down:
-        way = "Start the server or set the model's base_url (and a proxy, where one is needed)."
-    elif fault.reason == "auth":
-        way = (
-            f"Check the key in the environment variable {variable}, and what it is allowed to use."
-            if variable
-            else "No key was sent: name the environment variable that holds it in the model's api_key_env."
-        )
-    elif fault.reason == "quota":
-        way = "Top up the account and run again: every stored answer is kept."
-    elif fault.reason == "no_logprobs":
-        way = "Take a judge that does, or a protocol that reads the text: protocol=pairwise."
-    else:
-        way = "Check the model's name and base_url; GET {base_url}/models lists what is served."
-    return f"{_name(request, connection)} cannot be used ({fault.reason}): {fault.detail.rstrip('.')}. {way}"

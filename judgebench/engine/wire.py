@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from judgebench.engine import NO_USAGE, Response, Usage, finish_reason
 from judgebench.engine.faults import Fault
 from judgebench.errors import ConfigError
-from judgebench.request import EXECUTION_ONLY, SECRETS, Connection, Request, clean
+from judgebench.prices import price_of
+from judgebench.request import EXECUTION_ONLY, SECRETS, Request, clean
 
 VLLM = frozenset({"vllm", "hosted_vllm"})
 NO_PROBABILITY = -9999.0  # what vLLM writes for minus infinity, for which JSON has no word
@@ -145,7 +146,7 @@ def response_of(
         Fault: `malformed` where there is no answer in it, `content_filter` where it is a refusal.
     """
     usage = usage_of(reply.get("usage"))
-    cost = _cost(request.connection, usage) if cost_usd is None else cost_usd
+    cost = _cost(request, usage) if cost_usd is None else cost_usd
     choices = reply.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     choice = first if isinstance(first, dict) else {}
@@ -284,11 +285,13 @@ def _count(raw: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def _cost(connection: Connection, usage: Usage) -> float | None:
-    if connection.price is None or usage.input is None or usage.output is None:
+def _cost(request: Request, usage: Usage) -> float | None:
+    price = price_of(request.descriptor, request.connection)
+    if price is None or usage.input is None or usage.output is None:
         return None
-    per_input, per_output = connection.price
-    return (usage.input * per_input + usage.output * per_output) / 1e6
+    cached = min(usage.cached or 0, usage.input) if price.cached is not None else 0
+    paid = (usage.input - cached) * price.input + usage.output * price.output
+    return (paid + cached * (price.cached or 0.0)) / 1e6
 
 
 def _logprobs(request: Request, raw: Any) -> str | None:
