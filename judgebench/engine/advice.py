@@ -15,8 +15,8 @@ def way_out(request: Request, fault: Fault) -> str | None:
         return None  # not the model's setting but the protocol's: the way out is told of a reply without them
     if setting is not None:
         return (
-            f"It does not take the setting {setting}: set sampling.{setting}=null in its conf or on the command "
-            f"line (judge.sampling.{setting}=null, candidate.sampling.{setting}=null). That is another request, "
+            f"It does not take the setting {setting}: set sampling.{setting}=null in its conf or here "
+            f"(judge.sampling.{setting}=null, candidate.sampling.{setting}=null). That is another request, "
             "with a key of its own."
         )
     if refuses_system(fault.detail) and '"role":"system"' in request.input_text:
